@@ -1,0 +1,123 @@
+"""The key/value cache: new tokens are written at the end, a round's accepted path is kept.
+
+Works as a transformers `Cache`, so any model that takes one decodes on it. Sliding-window
+layers keep their whole past here; the window is a matter of the mask, which lets a round roll
+back after the window has been passed.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+class KVLayer(CacheLayerMixin):
+    """Keys and values of one layer, [1, n_kv_heads, capacity, head_dim], filled up to `length`."""
+
+    is_croppable = True
+    is_sliding = False
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity = capacity
+        self.length = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate the buffers; a model's head counts and sizes are read from its first states."""
+        self.keys = key_states.new_empty(*key_states.shape[:2], self.capacity, key_states.shape[3])
+        self.values = value_states.new_empty(
+            *value_states.shape[:2], self.capacity, value_states.shape[3]
+        )
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write [1, n_kv_heads, n, head_dim] at the end and return views of all that is held."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        end = self.length + key_states.shape[2]
+        if end > self.capacity:
+            self._grow(end)
+        self.keys[:, :, self.length : end] = key_states
+        self.values[:, :, self.length : end] = value_states
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def _grow(self, n: int) -> None:
+        self.capacity = max(n, 2 * self.capacity)
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = old.new_empty(*old.shape[:2], self.capacity, old.shape[3])
+            new[:, :, : self.length] = old[:, :, : self.length]
+            setattr(self, name, new)
+
+    def keep(self, start: int, rows: Tensor) -> None:
+        """Move the rows `start + rows` to `start`, `start + 1`, ... and forget what follows."""
+        for states in (self.keys, self.values):
+            states[:, :, start : start + len(rows)] = states[:, :, start + rows]
+        self.length = start + len(rows)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last `tokens_to_remove` tokens (a negative count, as transformers has it)."""
+        self.length -= abs(tokens_to_remove)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class KVCache(Cache):
+    """The cache of one sequence.
+
+    Args:
+        n_layers: Layers of the model that will write to it.
+        capacity: Tokens to allocate for at the first write; more are allowed, at the price of
+            a copy.
+    """
+
+    layers: list[KVLayer]
+
+    def __init__(self, n_layers: int, capacity: int) -> None:
+        super().__init__(layers=[KVLayer(capacity) for _ in range(n_layers)])
+        self.positions = torch.zeros(capacity, dtype=torch.int64)
+
+    @property
+    def length(self) -> int:
+        """Tokens held."""
+        return self.layers[0].length
+
+    def note_positions(self, positions: Tensor) -> None:
+        """Record the absolute positions, int64 [n], of the tokens about to be written."""
+        end = self.length + len(positions)
+        if self.positions.device != positions.device or end > len(self.positions):
+            grown = positions.new_zeros(max(end, 2 * len(self.positions)))
+            grown[: self.length] = self.positions[: self.length]
+            self.positions = grown
+        self.positions[self.length : end] = positions
+
+    def truncate(self, length: int) -> None:
+        """Forget every token from position `length` on."""
+        for layer in self.layers:
+            layer.length = min(layer.length, length)
+
+    def keep_path(self, start: int, path: list[int]) -> None:
+        """Keep, of the tokens written from `start` on, those with the offsets in `path`.
+
+        Args:
+            start: Tokens held before the verify pass.
+            path: Offsets of the accepted nodes, ascending, root (0) first.
+        """
+        if path[-1] == len(path) - 1:  # already contiguous: nothing moves
+            self.truncate(start + len(path))
+            return
+        rows = torch.tensor(path, device=self.layers[0].keys.device)
+        for layer in self.layers:
+            layer.keep(start, rows)
+        self.positions[start : start + len(path)] = self.positions[start + rows]

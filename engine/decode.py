@@ -1,0 +1,196 @@
+"""Decoding one request: prefill, then rounds of draft, verify and commit.
+
+A plain round is a round whose tree is the root alone, so both go through the same code. Token
+ids only: text, profiles and the choice of trees belong to the callers.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from profiles import TreeConfig
+from profiles.errors import UsageError
+
+from .draft import Draft, DraftSession
+from .sampling import Sampler
+from .stopping import StopRules
+from .target import Target
+from .timing import PhaseClock
+from .tree import ROOT_ONLY
+from .verify import walk
+
+Policy = Callable[["Request"], TreeConfig]
+"""Chooses the tree of the next round."""
+
+
+@dataclass
+class DecodeStats:
+    """Counts and seconds of one request; ratios are the reader's.
+
+    Attributes:
+        n_rounds: Rounds after the prefill.
+        n_round_tokens: Tokens they emitted (the prefill's token is not among them).
+        n_drafted: Draft nodes they verified.
+        accepted_by_depth: How many rounds accepted at least one, two, ... draft tokens.
+        prefill_s: Seconds up to the first token, the draft's share excluded.
+        total_s: Seconds from start to end, everything included.
+        seconds: Seconds by phase of the rounds: extend, levels, verify, commit.
+    """
+
+    n_rounds: int = 0
+    n_round_tokens: int = 0
+    n_drafted: int = 0
+    accepted_by_depth: list[int] = field(default_factory=list)
+    prefill_s: float = 0.0
+    total_s: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def count(self, n_drafted: int, n_emitted: int) -> None:
+        """Add one round."""
+        self.n_rounds += 1
+        self.n_round_tokens += n_emitted
+        self.n_drafted += n_drafted
+        n_accepted = n_emitted - 1
+        missing = n_accepted - len(self.accepted_by_depth)
+        self.accepted_by_depth += [0] * missing
+        for depth in range(n_accepted):
+            self.accepted_by_depth[depth] += 1
+
+
+class Request:
+    """One request in flight.
+
+    Args:
+        target: The target.
+        draft: The draft, or None: then every round must be plain.
+        prompt: Token ids, at least one.
+        sampler: Draws the tokens.
+        stop: Says when the text ends.
+        forced: Forced text: logits and the draw are computed as usual, but the emitted token
+            is taken from here and only the end of this list ends the text.
+
+    Raises:
+        UsageError: The prompt is empty, the budget is below 1, or both exceed the context.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        draft: Draft | None,
+        prompt: list[int],
+        sampler: Sampler,
+        stop: StopRules,
+        forced: list[int] | None = None,
+    ) -> None:
+        budget = stop.max_new_tokens if forced is None else len(forced)
+        _check_lengths(len(prompt), budget, target.max_positions)
+        self.target = target
+        self.tokens = list(prompt)
+        self.n_prompt = len(prompt)
+        self.stop_reason: str | None = None
+        self.stats = DecodeStats()
+        self._budget = budget
+        self._sampler = sampler
+        self._stop = stop
+        self._forced = forced
+        self._draft = draft
+        self._feature_layers = () if draft is None else draft.feature_layers
+        self._session: DraftSession | None = None
+        self.clock = PhaseClock(target.device, detailed=False)
+
+    @property
+    def n_new(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - self.n_prompt
+
+    @property
+    def budget_left(self) -> int:
+        """Tokens it may still generate."""
+        return self._budget - self.n_new
+
+    @property
+    def generated(self) -> list[int]:
+        """The tokens generated so far."""
+        return self.tokens[self.n_prompt :]
+
+    @torch.inference_mode()
+    def prefill(self) -> list[int]:
+        """Run the prompt through the target, open the draft and return the first token."""
+        started = time.perf_counter()
+        self.cache = self.target.new_cache(self.n_prompt + self._budget + 8)
+        logits, features = self.target.forward(
+            self.tokens, self.cache, last_only=True, feature_layers=self._feature_layers
+        )
+        walk(ROOT_ONLY, self._emitter(logits))
+        self.stats.prefill_s = time.perf_counter() - started
+        if self._draft is not None and self.stop_reason is None:
+            n_max = self.n_prompt + self._budget
+            self._session = self._draft.open(self.tokens[: self.n_prompt], n_max)
+            self._session.commit(self.tokens[self.n_prompt :], features)
+        self.clock.restart()
+        return self.tokens[self.n_prompt :]
+
+    @torch.inference_mode()
+    def step(self, tree_config: TreeConfig) -> list[int]:
+        """Run one round and return the tokens it emitted."""
+        start, n_before = self.cache.length, len(self.tokens)
+        tree = ROOT_ONLY
+        tree_config = tree_config.limited(self.budget_left - 1)
+        if not tree_config.is_plain and self._session is not None:
+            tree = self._session.propose(tree_config, self.clock)
+        logits, features = self.target.forward(
+            [self.tokens[-1], *tree.tokens],
+            self.cache,
+            positions=start + torch.tensor(tree.depths),
+            mask=tree.mask() if tree.n_nodes else None,
+            feature_layers=self._feature_layers,
+        )
+        path = walk(tree, self._emitter(logits))
+        self.clock.lap("verify")
+        self.cache.keep_path(start, path)
+        emitted = self.tokens[n_before:]
+        if self._session is not None:
+            self._session.commit(emitted, features[path] if features is not None else None)
+        self.stats.count(tree.n_nodes, len(emitted))
+        self.clock.lap("commit")
+        return emitted
+
+    def _emitter(self, logits: Tensor) -> Callable[[int], int | None]:
+        draw = self._sampler.drawer(logits, self.tokens, self.n_prompt)
+
+        def emit(row: int) -> int | None:
+            token, scores = draw(row)
+            if self._forced is not None:
+                self.tokens.append(self._forced[self.n_new])
+                self.stop_reason = "length" if self.n_new == self._budget else None
+            else:
+                self.tokens.append(token)
+                self.stop_reason = self._stop.reason(self.tokens, self.n_prompt, scores)
+            return self.tokens[-1] if self.stop_reason is None else None
+
+        return emit
+
+
+def decode(request: Request, policy: Policy) -> Iterator[list[int]]:
+    """Decode a request to its end, yielding the tokens of the prefill and of every round."""
+    started = time.perf_counter()
+    yield request.prefill()
+    while request.stop_reason is None:
+        yield request.step(policy(request))
+    request.stats.total_s = time.perf_counter() - started
+    request.stats.seconds = dict(request.clock.seconds)
+
+
+def _check_lengths(n_prompt: int, budget: int, max_positions: int | None) -> None:
+    if n_prompt == 0:
+        raise UsageError("a prompt needs at least one token, but it is empty; give some text")
+    if budget < 1:
+        raise UsageError(f"max_new_tokens must be at least 1, but is {budget}")
+    if max_positions is not None and n_prompt + budget > max_positions:
+        raise UsageError(
+            f"prompt and new tokens must fit the target's {max_positions} positions, but are "
+            f"{n_prompt} + {budget}; shorten the prompt or lower max_new_tokens"
+        )

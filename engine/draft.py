@@ -1,0 +1,69 @@
+"""What every draft offers the decoder: one interface, whatever proposes the tokens."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from profiles import TreeConfig
+
+from .timing import PhaseClock
+from .tree import DraftTree, Pool
+
+
+class DraftSession(Protocol):
+    """A draft's state for one request.
+
+    The state after `commit` depends on the committed tokens and their target features alone,
+    never on trees proposed before: this is what makes replay exact.
+    """
+
+    def commit(self, tokens: list[int], features: Tensor | None) -> None:
+        """Take note of committed tokens.
+
+        Args:
+            tokens: Token ids that follow the ones committed so far, at least one.
+            features: Target features [n, n_features * hidden] of the next n tokens without
+                features; afterwards every committed token but the last has its own. None for
+                drafts without `feature_layers`.
+        """
+
+    def propose(self, tree: TreeConfig, clock: PhaseClock) -> DraftTree:
+        """Return the tree to verify below the last committed token.
+
+        Adds laps "extend" (bringing the state up to date) and "levels" to the clock.
+        """
+
+
+class Draft(Protocol):
+    """Something that proposes tokens: a head, a small model, or a lookup."""
+
+    @property
+    def kind(self) -> str:
+        """eagle3, model or lookup."""
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Target features it reads (indices into `hidden_states`); empty for none."""
+
+    @property
+    def max_top_k(self) -> int:
+        """Distinct tokens it can propose below one node."""
+
+    def open(self, prompt: list[int], n_max: int) -> DraftSession:
+        """Start a request whose text will not exceed `n_max` tokens; the prompt is committed."""
+
+    def pools(
+        self,
+        tokens: list[int],
+        features: Tensor | None,
+        roots: list[int],
+        tree: TreeConfig,
+    ) -> list[Pool]:
+        """Return the candidate pool at every root of a known text, as `propose` would grow it.
+
+        Args:
+            tokens: The whole text.
+            features: Target features of every token of it, or None.
+            roots: Positions in `tokens`, ascending; the pool of a root sees nothing after it.
+            tree: Depth, width and top-k of the pools; the node budget is not applied.
+        """

@@ -1,0 +1,48 @@
+"""A small causal language model as draft."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .beam import BeamDraft
+from .cache import KVCache
+from .target import Target
+
+
+class ModelDraft(BeamDraft):
+    """A causal language model with the target's vocabulary, drafting chains and trees.
+
+    Args:
+        model: The loaded model, in eval mode.
+        target_vocab_size: Padding rows beyond it are never proposed.
+    """
+
+    kind = "model"
+
+    def __init__(self, model: Any, target_vocab_size: int) -> None:
+        self._decoder = Target(model)
+        self.max_top_k = min(self._decoder.vocab_size, target_vocab_size)
+
+    def new_cache(self, capacity: int) -> KVCache:
+        return self._decoder.new_cache(capacity)
+
+    def extend(
+        self, tokens: list[int], features: Tensor | None, cache: KVCache, last_only: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        logits, _ = self._decoder.forward(self._known(tokens), cache, last_only=last_only)
+        return logits[:, : self.max_top_k], None
+
+    def expand(
+        self, tokens: Tensor, hidden: Tensor | None, positions: Tensor, cache: KVCache, mask: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        logits, _ = self._decoder.forward(tokens, cache, positions=positions, mask=mask)
+        return logits[:, : self.max_top_k], None
+
+    def to_target(self, draft_ids: Tensor) -> Tensor:
+        return draft_ids
+
+    def _known(self, tokens: list[int]) -> Tensor:
+        """Replace target ids beyond the draft's embedding rows, which it cannot read, by 0."""
+        ids = torch.tensor(tokens)
+        return ids.masked_fill(ids >= self._decoder.vocab_size, 0)

@@ -1,0 +1,142 @@
+"""Replay: how many tokens per round a tree would have given on recorded text.
+
+The output is the same for every tree, so on recorded text the tree of any round is determined
+by the prefix, and so is how far the recorded continuation stays inside it. The draft alone is
+run, once per (width, top-k): every depth and node budget is then a cut of the same pools.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiles import TreeConfig
+
+from .draft import Draft
+from .target import Target
+from .trace import Trace, text_features
+from .tree import Pool
+
+ABSENT = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True)
+class ReplayedRounds:
+    """The rounds a tree would have taken, one entry per round.
+
+    Attributes:
+        depths: Depth the round's tree was limited to (0 for a plain round).
+        n_nodes: Draft nodes verified.
+        n_emitted: Tokens emitted, the bonus token included.
+    """
+
+    depths: NDArray[np.int64]
+    n_nodes: NDArray[np.int64]
+    n_emitted: NDArray[np.int64]
+
+    @property
+    def tau(self) -> float:
+        """Tokens per round."""
+        return float(self.n_emitted.mean()) if len(self.n_emitted) else 1.0
+
+
+class Replay:
+    """Replays trees of one draft over traces; pools are grown when first asked for.
+
+    Args:
+        target: Gives the features of the traces to drafts that read them.
+        draft: The draft.
+        traces: Recorded texts.
+        max_depth: Deepest tree that will be asked for.
+    """
+
+    def __init__(
+        self, target: Target, draft: Draft, traces: Sequence[Trace], max_depth: int
+    ) -> None:
+        self._target = target
+        self._draft = draft
+        self._traces = traces
+        self._max_depth = max_depth
+        self._ranks: dict[tuple[int, int], list[_Ranks]] = {}
+
+    def rounds(self, tree: TreeConfig) -> list[ReplayedRounds]:
+        """Return the rounds of every trace under a tree of at most `max_depth` levels."""
+        key = (tree.width, tree.top_k)
+        if not tree.is_plain and key not in self._ranks:
+            self._ranks[key] = [self._grow(trace, *key) for trace in self._traces]
+        return [
+            _replay(trace, None if tree.is_plain else self._ranks[key][i], tree)
+            for i, trace in enumerate(self._traces)
+        ]
+
+    def _grow(self, trace: Trace, width: int, top_k: int) -> "_Ranks":
+        first = len(trace.prompt)
+        roots = list(range(first, len(trace.tokens) - 1))
+        tree = TreeConfig(
+            depth=self._max_depth, width=width, top_k=top_k, nodes=self._max_depth
+        )
+        if not roots:
+            return _Ranks.of([], [], self._max_depth)
+        features = text_features(self._target, trace.tokens, self._draft.feature_layers)
+        pools = self._draft.pools(trace.tokens, features, roots, tree)
+        continuations = [trace.tokens[root + 1 :] for root in roots]
+        return _Ranks.of(pools, continuations, self._max_depth)
+
+
+@dataclass(frozen=True)
+class _Ranks:
+    """Where the recorded continuation sits in the pool of every root.
+
+    Attributes:
+        ranks: [roots, cut, depth]: in the pool cut after level cut+1, the number of candidates
+            that come before the continuation's node at depth+1; ABSENT if it has none.
+        sizes: [roots, cut]: candidates in the pool cut after level cut+1.
+    """
+
+    ranks: NDArray[np.int32]
+    sizes: NDArray[np.int32]
+
+    @classmethod
+    def of(
+        cls, pools: list[Pool], continuations: list[list[int]], max_depth: int
+    ) -> "_Ranks":
+        ranks = np.full((len(pools), max_depth, max_depth), ABSENT, dtype=np.int32)
+        sizes = np.zeros((len(pools), max_depth), dtype=np.int32)
+        for i, (pool, continuation) in enumerate(zip(pools, continuations, strict=True)):
+            sizes[i] = pool.level_ends
+            scores = np.array(pool.scores)
+            places = {
+                (parent, token): j
+                for j, (parent, token) in enumerate(zip(pool.parents, pool.tokens, strict=True))
+            }
+            node = -1
+            for depth, token in enumerate(continuation[:max_depth]):
+                found = places.get((node, token))
+                if found is None:
+                    break
+                node = found
+                before = scores > scores[node]
+                before[:node] |= scores[:node] == scores[node]
+                n_before = np.concatenate(([0], np.cumsum(before)))
+                ends = np.array(pool.level_ends[depth:])
+                ranks[i, depth:, depth] = n_before[ends]
+        return cls(ranks, sizes)
+
+
+def _replay(trace: Trace, ranks: _Ranks | None, tree: TreeConfig) -> ReplayedRounds:
+    """Walk over a trace as `Request.step` would, round by round."""
+    depths, n_nodes, n_emitted = [], [], []
+    n_new, budget = 1, len(trace.generated)
+    while n_new < budget:
+        limited = tree.limited(budget - n_new - 1)
+        accepted = nodes = 0
+        if ranks is not None and not limited.is_plain:
+            root, cut = n_new - 1, limited.depth - 1
+            nodes = min(limited.nodes, int(ranks.sizes[root, cut]))
+            accepted = int((ranks.ranks[root, cut, : limited.depth] < limited.nodes).sum())
+        depths.append(limited.depth)
+        n_nodes.append(nodes)
+        n_emitted.append(accepted + 1)
+        n_new += accepted + 1
+    return ReplayedRounds(*(np.array(column) for column in (depths, n_nodes, n_emitted)))

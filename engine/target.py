@@ -1,0 +1,198 @@
+"""The target: one forward pass over a tree of new tokens on top of what the cache holds.
+
+Knows nothing about drafts, sampling or text.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from profiles.errors import SpectuneError
+
+from .cache import KVCache
+
+SLIDING = "sliding_attention"
+
+
+class Target:
+    """A causal language model of transformers, driven one tree at a time.
+
+    Args:
+        model: The loaded model, in eval mode; see also `check_tree_decoding`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.config = model.config.get_text_config()
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        self.n_layers: int = self.config.num_hidden_layers
+        self.max_positions: int | None = getattr(self.config, "max_position_embeddings", None)
+        self._eager = self.config._attn_implementation == "eager"
+        self._window, self._layer_kinds = _attention_kinds(self.config)
+        names = inspect.signature(model.forward).parameters
+        self._cache_argument = "cache" if "cache" in names else "past_key_values"
+        self._keep_logits = "logits_to_keep" in names
+        self._features: dict[int, Tensor] = {}
+        self._watched: set[int] = set()
+
+    def _watch(self, index: int) -> None:
+        """Keep the input of decoder layer `index` at every pass from now on."""
+
+        def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            hidden = args[0] if args else kwargs["hidden_states"]
+            self._features[index] = hidden[0]
+
+        layer = _decoder_layers(self.model, self.n_layers)[index]
+        layer.register_forward_pre_hook(keep, with_kwargs=True)
+        self._watched.add(index)
+
+    def new_cache(self, capacity: int) -> KVCache:
+        """Return an empty cache with room for `capacity` tokens."""
+        return KVCache(self.n_layers, capacity)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: Sequence[int] | Tensor,
+        cache: KVCache,
+        *,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        last_only: bool = False,
+        feature_layers: Sequence[int] = (),
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run the target over new tokens and append them to the cache.
+
+        Args:
+            tokens: n token ids.
+            cache: What precedes them; grows by n.
+            positions: int64 [n], absolute; those that follow the cache if None.
+            mask: bool [n, m] with m >= n, which new token attends to which of the last m tokens
+                (the new ones are the last n); what precedes them is visible. Causal if None.
+            last_only: Compute logits for the last token only.
+            feature_layers: Features to return, as indices into transformers' `hidden_states`
+                (0 = embeddings, i = the input of layer i).
+
+        Returns:
+            Logits [n or 1, vocabulary], and the features [n, n_features * hidden], concatenated
+            in the order of `feature_layers`; None if there are none.
+        """
+        for index in set(feature_layers) - self._watched:
+            self._watch(index)
+        start, n = cache.length, len(tokens)
+        ids = torch.as_tensor(tokens, device=self.device)[None]
+        if positions is None:
+            positions = torch.arange(start, start + n)
+        positions = positions.to(self.device)
+        cache.note_positions(positions)
+        kwargs: dict[str, Any] = {self._cache_argument: cache}
+        if last_only and self._keep_logits:
+            kwargs["logits_to_keep"] = 1
+        logits = self.model(
+            input_ids=ids,
+            position_ids=positions[None],
+            attention_mask=self._mask(cache, n, mask),
+            use_cache=True,
+            **kwargs,
+        ).logits[0]
+        if last_only:
+            logits = logits[-1:]
+        if not feature_layers:
+            return logits, None
+        return logits, torch.cat([self._features[i] for i in feature_layers], dim=-1)
+
+    def _mask(
+        self, cache: KVCache, n: int, mask: Tensor | None
+    ) -> Tensor | dict[str, Tensor] | None:
+        """Return the 4-D mask transformers expects; None where its own causal one is right."""
+        start, total = cache.length, cache.length + n
+        windowed = self._window is not None and total > self._window
+        if mask is None and not windowed and (n == 1 or start == 0):
+            return None
+        full = torch.ones(n, total, dtype=torch.bool, device=self.device)
+        if mask is None:
+            full = full.tril(diagonal=start)
+        else:
+            full[:, total - mask.shape[1] :] = mask.to(self.device)
+        if not windowed:
+            return self._as_model_mask(full)
+        positions = cache.positions[:total]
+        near = positions[start:, None] - positions[None, :] < self._window
+        masks = {"full_attention": full, SLIDING: full & near}
+        if len(self._layer_kinds) == 1:
+            return self._as_model_mask(masks[SLIDING])
+        return {kind: self._as_model_mask(masks[kind]) for kind in self._layer_kinds}
+
+    def _as_model_mask(self, mask: Tensor) -> Tensor:
+        if self._eager:  # eager attention adds its mask to the scores
+            added = torch.zeros(mask.shape, dtype=self.dtype, device=mask.device)
+            return added.masked_fill_(~mask, torch.finfo(self.dtype).min)[None, None]
+        return mask[None, None]
+
+
+def _attention_kinds(config: Any) -> tuple[int | None, list[str]]:
+    """Return the sliding window, if any layer has one, and the kinds of attention in use."""
+    window = getattr(config, "sliding_window", None)
+    kinds = sorted(set(getattr(config, "layer_types", None) or []))
+    if not kinds:
+        kinds = [SLIDING if window else "full_attention"]
+    return (window if SLIDING in kinds else None), kinds
+
+
+def _decoder_layers(model: nn.Module, n_layers: int) -> nn.ModuleList:
+    """Return the list of decoder layers, whatever the architecture calls it."""
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == n_layers:
+            return module
+    raise SpectuneError(
+        f"an EAGLE-3 head reads the target's decoder layers, but {type(model).__name__} has no "
+        "list of them; use --draft lookup or a small model instead"
+    )
+
+
+def check_tree_decoding(target: Target) -> None:
+    """Refuse a model on which a tree pass and a rollback do not give plain decoding's logits.
+
+    A short random prompt is continued twice along two branches, one token at a time on a fresh
+    cache, and once as a tree on top of a rolled-back cache; the logits must agree to rounding.
+    Finds models whose state cannot roll back or whose positions do not come from `position_ids`.
+
+    Raises:
+        SpectuneError: They do not agree; names the model and the distance.
+    """
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, target.vocab_size, (9,), generator=generator).tolist()
+    prompt, root, first, second, below = ids[:5], ids[5], ids[6], ids[7], ids[8]
+    plain = []
+    for branch in ([root, first, below], [root, second]):
+        cache = target.new_cache(16)
+        target.forward(prompt, cache)
+        plain += [target.forward([token], cache)[0][0] for token in branch]
+    cache = target.new_cache(16)
+    target.forward([*prompt, second, below], cache)
+    cache.truncate(len(prompt))
+    mask = torch.tensor(
+        [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], dtype=torch.bool
+    )
+    tree, _ = target.forward(
+        [root, first, second, below],
+        cache,
+        positions=torch.tensor([5, 6, 6, 7]),
+        mask=mask,
+    )
+    expected = torch.stack([plain[0], plain[1], plain[4], plain[2]])
+    scale = expected.float().std()
+    distance = float((tree.float() - expected.float()).abs().max() / scale)
+    # One rounding step of the dtype, grown by the depth of the network.
+    allowed = 8 * float(torch.finfo(target.dtype).eps) ** 0.5 if target.dtype.itemsize > 2 else 0.5
+    if not distance <= allowed:
+        raise SpectuneError(
+            f"{type(target.model).__name__} cannot verify draft trees: a tree pass after a "
+            f"rollback differs from plain decoding by {distance:.2g} of the logits' spread; use "
+            "a model with full or sliding-window attention and position ids"
+        )

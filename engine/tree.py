@@ -1,0 +1,99 @@
+"""Draft trees: tokens and parents, and what the target needs to verify them in one pass.
+
+Index arithmetic only: this module knows neither models nor sampling.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """The nodes one round verifies. Node 0 is the root: the last committed token.
+
+    Attributes:
+        tokens: Target token ids of nodes 1..N (the root's token is not repeated).
+        parents: Parent node of each of nodes 1..N; a parent's number is below its child's.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+
+    @property
+    def n_nodes(self) -> int:
+        """Draft nodes, the root excluded."""
+        return len(self.tokens)
+
+    @cached_property
+    def depths(self) -> list[int]:
+        """Depth of nodes 0..N; the root has depth 0."""
+        depths = [0]
+        for parent in self.parents:
+            depths.append(depths[parent] + 1)
+        return depths
+
+    @cached_property
+    def children(self) -> dict[tuple[int, int], int]:
+        """Map (node, token) to the child of that node which carries that token."""
+        return {
+            (parent, token): node
+            for node, (parent, token) in enumerate(
+                zip(self.parents, self.tokens, strict=True), start=1
+            )
+        }
+
+    def mask(self) -> Tensor:
+        """Return bool [N+1, N+1]: row i may attend to its ancestors and to itself."""
+        mask = np.zeros((self.n_nodes + 1, self.n_nodes + 1), dtype=np.bool_)
+        mask[0, 0] = True
+        for node, parent in enumerate(self.parents, start=1):
+            mask[node] = mask[parent]
+            mask[node, node] = True
+        return torch.from_numpy(mask)
+
+
+ROOT_ONLY = DraftTree(tokens=[], parents=[])
+"""The tree of a plain round."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The candidates of one root, level by level, before the node budget is applied.
+
+    Attributes:
+        tokens: Token of every candidate; levels follow one another.
+        parents: Index of each candidate's parent in the pool, -1 for the root.
+        scores: Cumulative log-probability of each candidate's path; never above its parent's.
+        level_ends: Number of candidates in levels 1..d, for d = 1..depth.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    scores: list[float]
+    level_ends: list[int]
+
+    def select(self, n_nodes: int) -> DraftTree:
+        """Keep the `n_nodes` best candidates by cumulative score, ties by index.
+
+        A child's score is at most its parent's and its index is higher, so what is kept is
+        connected (EAGLE-2, arXiv 2406.16858, section 4.2, with ties made safe).
+        """
+        order = sorted(range(len(self.tokens)), key=lambda i: -self.scores[i])
+        kept = sorted(order[:n_nodes])
+        node_of = {-1: 0} | {candidate: node for node, candidate in enumerate(kept, start=1)}
+        return DraftTree(
+            tokens=[self.tokens[i] for i in kept],
+            parents=[node_of[self.parents[i]] for i in kept],
+        )
+
+
+def best(scores: Sequence[float], n: int) -> list[int]:
+    """Return the indices of the `n` largest finite scores, best first, ties by index."""
+    return sorted(
+        (i for i, score in enumerate(scores) if score != float("-inf")), key=lambda i: -scores[i]
+    )[:n]

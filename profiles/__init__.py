@@ -1,0 +1,65 @@
+"""Profiles: what `spectune` found out about one deployment, as strict types and YAML files.
+
+This package describes; it neither decodes, measures nor decides, and it loads no torch.
+"""
+
+from .deployment import Device, Domain, DraftRef, Sampling, TargetRef
+from .errors import SpectuneError, UsageError
+from .evidence import Alternative, Evidence, Speedup
+from .io import atomic_write, load, save, to_yaml
+from .match import FIELDS, Facts, Mismatch, compare
+from .measurements import (
+    Acceptance,
+    LatencyPoint,
+    MeasuredTree,
+    Measurements,
+    Score,
+    load_measurements,
+    measurements_path,
+    save_measurements,
+)
+from .schema import SCHEMA_VERSION, Profile
+from .strict import format_validation_error, validated
+from .summaries import CostModelSummary, CostTable, ErrorSummary, Noise, RunnerUp, SearchSummary
+from .tree import PLAIN, TreeConfig
+
+__all__ = [
+    "FIELDS",
+    "PLAIN",
+    "SCHEMA_VERSION",
+    "Acceptance",
+    "Alternative",
+    "CostModelSummary",
+    "CostTable",
+    "Device",
+    "Domain",
+    "DraftRef",
+    "ErrorSummary",
+    "Evidence",
+    "Facts",
+    "LatencyPoint",
+    "MeasuredTree",
+    "Measurements",
+    "Mismatch",
+    "Noise",
+    "Profile",
+    "RunnerUp",
+    "Sampling",
+    "Score",
+    "SearchSummary",
+    "SpectuneError",
+    "Speedup",
+    "TargetRef",
+    "TreeConfig",
+    "UsageError",
+    "atomic_write",
+    "compare",
+    "format_validation_error",
+    "load",
+    "load_measurements",
+    "measurements_path",
+    "save",
+    "save_measurements",
+    "to_yaml",
+    "validated",
+]

@@ -1,0 +1,110 @@
+"""Whether a profile may be trusted here: which facts must be equal, and which may differ.
+
+Knows nothing of how facts are observed, nor of what is done when they differ.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .deployment import Device, DraftRef, Sampling, TargetRef
+from .schema import Profile
+from .strict import show_value
+
+Rule = Literal["exact", "within 10 %", "noted"]
+Level = Literal["fatal", "noted"]
+
+# For each fact, how near the profile's value must be to the one observed now.
+FIELDS: dict[str, Rule] = {
+    "device.kind": "exact",
+    "device.name": "exact",
+    "device.count": "exact",
+    "device.threads": "exact",
+    "device.memory_gib": "within 10 %",
+    "target.sha256": "exact",
+    "target.dtype": "exact",
+    "draft.kind": "exact",
+    "draft.sha256": "exact",
+    "sampling.temperature": "exact",
+    "sampling.top_k": "exact",
+    "sampling.top_p": "exact",
+    "device.driver": "noted",
+    "device.torch": "noted",
+    "device.transformers": "noted",
+    "spectune": "noted",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is true now, in the profile's own terms; an unknown fact is None."""
+
+    device: Device
+    target: TargetRef
+    draft: DraftRef
+    sampling: Sampling
+    spectune: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A fact on which the profile and the present differ, or which one of them does not know."""
+
+    field: str
+    profile_value: object
+    actual_value: object
+    level: Level
+
+    def __str__(self) -> str:
+        values = f"{_tell(self.profile_value)} in the profile, {_tell(self.actual_value)} here"
+        return f"{self.field}: {values}" + (" (noted only)" if self.level == "noted" else "")
+
+
+def compare(profile: Profile, facts: Facts) -> list[Mismatch]:
+    """List every fact of `FIELDS` that does not match, in that order.
+
+    A fact that is missing or "unknown" on either side matches nothing, not even another unknown;
+    facts that are only noted are listed when they differ.
+    """
+    mismatches = []
+    for field, rule in FIELDS.items():
+        expected, actual = _look_up(profile, field), _look_up(facts, field)
+        if not _matters(field, profile) or _agree(expected, actual, rule):
+            continue
+        level: Level = "noted" if rule == "noted" else "fatal"
+        mismatches.append(Mismatch(field, expected, actual, level))
+    return mismatches
+
+
+def _matters(field: str, profile: Profile) -> bool:
+    """Tell whether a fact has any bearing on this profile's figures."""
+    if field == "draft.sha256":
+        return profile.draft.has_weights
+    if field == "device.threads":
+        return profile.device.kind == "cpu"
+    if field in ("sampling.top_k", "sampling.top_p"):
+        return not profile.sampling.is_greedy
+    return True
+
+
+def _agree(expected: object, actual: object, rule: Rule) -> bool:
+    if rule == "noted":
+        return expected == actual
+    if not _is_known(expected) or not _is_known(actual):
+        return False
+    if rule == "within 10 %" and isinstance(expected, float) and isinstance(actual, float):
+        return abs(actual - expected) <= 0.1 * expected
+    return expected == actual
+
+
+def _is_known(value: object) -> bool:
+    return value is not None and not (isinstance(value, str) and value.lower() == "unknown")
+
+
+def _look_up(record: object, field: str) -> object:
+    for name in field.split("."):
+        record = getattr(record, name)
+    return record
+
+
+def _tell(value: object) -> str:
+    return show_value(value) if _is_known(value) else "unknown"

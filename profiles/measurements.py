@@ -1,0 +1,143 @@
+"""The raw figures behind a profile, kept beside it: counts and times, never any text.
+
+With them the cost model can be fitted again, and what-if questions answered, without the device.
+"""
+
+import gzip
+import io
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from .errors import SpectuneError
+from .io import PathLike, atomic_write, read_bytes, refuse_newer
+from .schema import SCHEMA_VERSION
+from .strict import (
+    AtLeastOne,
+    Count,
+    Items,
+    Positive,
+    StrictModel,
+    Text,
+    broken_rule,
+    validated,
+)
+from .tree import TreeConfig
+
+MAX_UNPACKED_BYTES = 100 * 1024 * 1024
+
+Part = Literal["extend", "level", "verify", "commit", "reference"]
+
+
+class LatencyPoint(StrictModel):
+    """One timed size of one part of the round."""
+
+    part: Part = Field(description="part of the round, or the reference 1-token pass")
+    x: Count = Field(description="tokens (extend, verify, reference) or nodes (level, commit)")
+    context: Count = Field(description="tokens already in the cache")
+    relative: Positive = Field(description="median time over that of the reference pass")
+    ms: Positive = Field(description="median time, ms")
+    n: AtLeastOne = Field(description="timings behind the median")
+
+
+class Score(StrictModel):
+    """What replay and the cost model said of one setting."""
+
+    draft: Text = Field(description="id of the draft, or `lookup`")
+    tree: TreeConfig = Field(description="the setting")
+    tau: Positive = Field(description="replayed tokens per round")
+    predicted_speedup: Positive = Field(description="predicted speedup over plain")
+
+
+class MeasuredTree(StrictModel):
+    """The paired ratios of one setting that ran on the device."""
+
+    draft: Text = Field(description="id of the draft, or `lookup`")
+    tree: TreeConfig = Field(description="the setting")
+    prompt_ratios: Items[Positive] = Field(
+        description="plain time over speculative time per prompt, in the order of the sample"
+    )
+
+
+class Acceptance(StrictModel):
+    """How often a draft's children were right, by depth and by their rank among siblings."""
+
+    draft: Text = Field(description="id of the draft, or `lookup`")
+    tried: Items[Count] = Field(description="nodes expanded on the true path, per depth from 1")
+    accepted: Items[Items[Count]] = Field(
+        description="[depth - 1][rank - 1]: how often that child was the target's token"
+    )
+
+    @model_validator(mode="after")
+    def _counts_add_up(self) -> Self:
+        if len(self.tried) != len(self.accepted):
+            rule = f"it has {len(self.accepted)} rows but tried has {len(self.tried)}"
+            raise broken_rule(f"{rule}; give one row for each depth", at=("accepted",))
+        for i, (n_tried, row) in enumerate(zip(self.tried, self.accepted, strict=True)):
+            if sum(row) > n_tried:
+                rule = f"row {i} of accepted adds up to {sum(row)}, more than the {n_tried} tried"
+                raise broken_rule(f"{rule}; correct the counts", at=("tried",), value=n_tried)
+        return self
+
+
+class Measurements(StrictModel):
+    """Everything that was timed and counted for one profile."""
+
+    schema_version: int = Field(
+        default=SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION, description="version of this layout"
+    )
+    latency: Items[LatencyPoint] = Field(default=(), description="timed sizes")
+    scores: Items[Score] = Field(default=(), description="settings scored by replay")
+    measured: Items[MeasuredTree] = Field(default=(), description="settings run on tune prompts")
+    acceptance: Items[Acceptance] = Field(default=(), description="one table per draft")
+
+
+def measurements_path(profile_path: PathLike) -> Path:
+    """Return where the measurements of a profile lie: `NAME.measurements.json.gz` beside it."""
+    path = Path(profile_path)
+    return path.with_name(f"{path.stem}.measurements.json.gz")
+
+
+def save_measurements(measurements: Measurements, path: PathLike) -> None:
+    """Write measurements, whole or not at all; equal measurements give equal bytes.
+
+    Raises:
+        SpectuneError: The path is a folder or cannot be written.
+    """
+    text = measurements.model_dump_json(exclude_none=True)
+    atomic_write(path, gzip.compress(text.encode(), mtime=0))
+
+
+def load_measurements(path: PathLike) -> Measurements:
+    """Read measurements and check every rule.
+
+    Raises:
+        SpectuneError: The file cannot be read, is damaged, or breaks a rule; the message names
+            the file, the key path, the value and the remedy.
+    """
+    source = os.fspath(path)
+    data = _unpack(read_bytes(path), source)
+    if not isinstance(data, dict):
+        raise SpectuneError(f"{source}: $ must be a JSON object: write it anew by tuning again.")
+    refuse_newer(data, source)
+    return validated(Measurements, data, source)
+
+
+def _unpack(packed: bytes, source: str) -> Any:
+    try:
+        with gzip.open(io.BytesIO(packed)) as file:
+            text = file.read(MAX_UNPACKED_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        rule = f"is not a whole gzip file ({error})"
+        raise SpectuneError(f"{source} {rule}: copy it again or tune again.") from None
+    if len(text) > MAX_UNPACKED_BYTES:
+        limit = f"{MAX_UNPACKED_BYTES // 1024**2} MiB"
+        raise SpectuneError(f"{source} unpacks to more than {limit}: tune again.")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SpectuneError(f"{source} is not JSON ({error}): tune again.") from None

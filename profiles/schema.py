@@ -1,0 +1,107 @@
+"""The profile as a whole, and the rules that tie its parts together.
+
+Knows nothing of files. A profile that claims a speedup without the evidence for it cannot exist.
+"""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, model_validator
+
+from .deployment import Device, Domain, DraftRef, Sampling, TargetRef
+from .evidence import Alternative, Evidence
+from .strict import Items, StrictModel, Text, broken_rule
+from .summaries import CostModelSummary, Noise, SearchSummary
+from .tree import TreeConfig
+
+SCHEMA_VERSION = 1
+
+Decision = Literal["speculate", "plain"]
+
+
+def _bare_name(value: str) -> str:
+    if value in (".", "..") or "/" in value or "\\" in value:
+        raise broken_rule("it must be a file beside the profile; give its name without a folder")
+    return value
+
+
+def _parse_time(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return datetime.fromisoformat(value)
+    except ValueError:
+        raise broken_rule("it must be a time; write it like 2026-11-30T09:00:00Z") from None
+
+
+def _to_utc(value: datetime) -> datetime:
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise broken_rule("it is no time in UTC; write it like 2026-11-30T09:00:00Z") from None
+
+
+FileName = Annotated[Text, AfterValidator(_bare_name)]
+Time = Annotated[AwareDatetime, BeforeValidator(_parse_time), AfterValidator(_to_utc)]
+
+
+class Profile(StrictModel):
+    """The fastest draft tree proved for one target, draft, device, domain and sampling."""
+
+    schema_version: int = Field(ge=1, le=SCHEMA_VERSION, description="version of this layout")
+    name: Text = Field(description="short name of the profile")
+    created: Time = Field(description="when the tuning ended, with its zone")
+    spectune: Text = Field(description="version of spectune that wrote it")
+    target: TargetRef = Field(description="the model whose text is produced")
+    draft: DraftRef = Field(description="what proposes tokens; the one tried where it lost")
+    device: Device = Field(description="where it was measured")
+    domain: Domain = Field(description="the prompts it was measured with")
+    sampling: Sampling = Field(description="how tokens were drawn")
+    decision: Decision = Field(description="speculate, or plain when in doubt")
+    reason: Text = Field(description="one sentence: why this decision")
+    tree: TreeConfig = Field(description="the draft tree to run; depth 0 for plain")
+    evidence: Evidence | None = Field(default=None, description="proof for `tree`; none for plain")
+    alternatives: Items[Alternative] = Field(
+        default=(), description="other trees judged on the holdout"
+    )
+    noise: Noise | None = Field(default=None, description="steadiness of the machine")
+    cost_model: CostModelSummary | None = Field(
+        default=None, description="fitted price of a round"
+    )
+    search: SearchSummary | None = Field(default=None, description="how the tree was found")
+    measurements: FileName | None = Field(
+        default=None, description="raw figures, a file beside this one"
+    )
+
+    @model_validator(mode="after")
+    def _decision_is_backed(self) -> Self:
+        if self.decision == "speculate":
+            self._check_speculate()
+        else:
+            self._check_plain()
+        return self
+
+    def _check_speculate(self) -> None:
+        or_plain = "or set decision to plain, set tree to {depth: 0} and remove evidence"
+        if self.tree.is_plain:
+            rule = f"decision speculate needs a depth of at least 1; raise it {or_plain}"
+            raise broken_rule(rule, at=("tree", "depth"), value=0)
+        if self.draft.kind == "none":
+            rule = f"decision speculate needs a draft; name it {or_plain}"
+            raise broken_rule(rule, at=("draft", "kind"), value="none")
+        if self.evidence is None:
+            rule = f"decision speculate needs evidence; tune again, {or_plain}"
+            raise broken_rule(rule, at=("evidence",))
+        speedup = self.evidence.speedup
+        if not speedup.is_proved:
+            name = "ratio" if speedup.ratio <= 1 else "low"
+            rule = f"decision speculate needs it above 1; tune again, {or_plain}"
+            raise broken_rule(rule, at=("evidence", "speedup", name), value=getattr(speedup, name))
+
+    def _check_plain(self) -> None:
+        if not self.tree.is_plain:
+            rule = "decision plain needs depth 0; set tree to {depth: 0}, or tune again"
+            raise broken_rule(rule, at=("tree", "depth"), value=self.tree.depth)
+        if self.evidence is not None:
+            rule = "decision plain has no speedup to prove; move a rival's figures to alternatives"
+            raise broken_rule(rule, at=("evidence",), value=self.evidence.speedup.ratio)

@@ -1,0 +1,88 @@
+"""What a profile keeps of the work behind it: cost model, search and noise, in short."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from .strict import Count, Items, Number, Positive, StrictModel, Text, broken_rule
+from .tree import TreeConfig
+
+
+class CostTable(StrictModel):
+    """One line of the cost model: a part of the round against its size."""
+
+    name: Text = Field(description="part of the round: extend, level, verify, commit, ...")
+    at: dict[str, Number] = Field(
+        default_factory=dict, description="what was held fixed, e.g. {context: 512}"
+    )
+    x: Items[Number] = Field(
+        description="size, increasing: tokens (extend, verify) or nodes (level, commit)"
+    )
+    relative: Items[Annotated[Number, Field(ge=0)]] = Field(
+        description="time at each x, in units of the reference 1-token pass"
+    )
+
+    @model_validator(mode="after")
+    def _is_a_function(self) -> Self:
+        if len(self.x) != len(self.relative):
+            rule = f"it has {len(self.relative)} entries but x has {len(self.x)}"
+            rule += "; give one for each x"
+            raise broken_rule(rule, at=("relative",), value=list(self.relative))
+        if any(a >= b for a, b in zip(self.x, self.x[1:], strict=False)):
+            rule = "it must increase from entry to entry; sort it and keep each x once"
+            raise broken_rule(rule, at=("x",), value=list(self.x))
+        return self
+
+
+class ErrorSummary(StrictModel):
+    """Relative error of a prediction on configurations it was not fitted on."""
+
+    median: Annotated[Number, Field(ge=0)] = Field(description="median of |predicted / real - 1|")
+    p90: Annotated[Number, Field(ge=0)] = Field(description="90th percentile of the same")
+
+
+Span = Annotated[Items[Number], Field(min_length=2, max_length=2)]
+
+
+class CostModelSummary(StrictModel):
+    """The fitted price of a round, enough to answer what-if questions without the device."""
+
+    reference_ms: Positive = Field(description="median time of the reference 1-token pass, ms")
+    tables: Items[CostTable] = Field(description="price of each part of the round")
+    heldout_error: ErrorSummary | None = Field(default=None, description="error of the round time")
+    valid: dict[str, Span] = Field(
+        default_factory=dict, description="measured range [low, high] of nodes, context, ..."
+    )
+
+    @model_validator(mode="after")
+    def _spans_are_ordered(self) -> Self:
+        for name, (low, high) in self.valid.items():
+            if low > high:
+                rule = "it must be [low, high]; swap the two"
+                raise broken_rule(rule, at=("valid", name), value=[low, high])
+        return self
+
+
+class RunnerUp(StrictModel):
+    """A tree that was measured on tune prompts and not chosen."""
+
+    tree: TreeConfig = Field(description="the tree")
+    speedup: Positive = Field(description="ratio on tune prompts, not evidence")
+
+
+class SearchSummary(StrictModel):
+    """How the tree was found."""
+
+    predicted: Count = Field(description="settings priced by the cost model")
+    measured: Count = Field(description="settings run on the device")
+    sampler: Text = Field(description="Optuna sampler, or `enumeration`")
+    seed: int = Field(description="seed of the split and of the samplers")
+    storage: Text | None = Field(default=None, description="file of the Optuna study")
+    runners_up: Items[RunnerUp] = Field(default=(), description="best first")
+
+
+class Noise(StrictModel):
+    """How steady the machine was: the same reference pass repeated."""
+
+    spread: Annotated[Number, Field(ge=0)] = Field(description="relative spread (IQR / median)")
+    drift: Number = Field(description="relative change from the first to the last pass")
