@@ -49,7 +49,12 @@ class BeamDraft(ABC):
 
     @abstractmethod
     def expand(
-        self, tokens: Tensor, hidden: Tensor | None, positions: Tensor, cache: KVCache, mask: Tensor
+        self,
+        tokens: Tensor,
+        hidden: Tensor | None,
+        positions: Tensor,
+        cache: KVCache,
+        mask: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
         """Append tree nodes [n] to the cache; `mask` [n, m] covers the last m cache rows.
 
@@ -102,7 +107,7 @@ class BeamDraft(ABC):
         ) -> tuple[Tensor, Tensor]:
             nonlocal hidden
             n_beam = tokens.shape[1]
-            # [roots, beam, roots, slots of a level] -> rows by (root, beam), columns by (root, slot)
+            # Rows by (root, beam), columns by (root, slot of a level).
             blocks = [
                 (same_root[:, None, :, None] & slots[:, :, None, :]).reshape(n_roots * n_beam, -1)
                 for slots in ancestors
@@ -218,4 +223,4 @@ def grow_beams(
         pool.append((level_tokens, parents, level_scores))
     ends = torch.tensor([part[0].shape[1] for part in pool]).cumsum(0).tolist()
     columns = [torch.cat(parts, dim=1).tolist() for parts in zip(*pool, strict=True)]
-    return [Pool(*row, level_ends=ends) for row in zip(*columns, strict=True)]
+    return [Pool(t, p, s, ends) for t, p, s in zip(*columns, strict=True)]

@@ -34,7 +34,12 @@ class ModelDraft(BeamDraft):
         return logits[:, : self.max_top_k], None
 
     def expand(
-        self, tokens: Tensor, hidden: Tensor | None, positions: Tensor, cache: KVCache, mask: Tensor
+        self,
+        tokens: Tensor,
+        hidden: Tensor | None,
+        positions: Tensor,
+        cache: KVCache,
+        mask: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
         logits, _ = self._decoder.forward(tokens, cache, positions=positions, mask=mask)
         return logits[:, : self.max_top_k], None

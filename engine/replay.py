@@ -19,6 +19,7 @@ from .trace import Trace, text_features
 from .tree import Pool
 
 ABSENT = np.iinfo(np.int32).max
+WRONG, UNTRIED = -1, -2
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,23 @@ class Replay:
             for i, trace in enumerate(self._traces)
         ]
 
+    def acceptance(self) -> tuple[list[int], list[list[int]]]:
+        """Count where the recorded token stood, for the trees with most children replayed so far.
+
+        Returns:
+            By depth from 1: how many nodes on the recorded path were expanded, and how often
+            their child of rank 1, 2, ... was the recorded token.
+        """
+        width, top_k = max(self._ranks, key=lambda key: (key[1], key[0]))
+        siblings = np.concatenate([ranks.siblings for ranks in self._ranks[width, top_k]])
+        tried = (siblings != UNTRIED).sum(axis=0)
+        by_rank = [[int((column == k).sum()) for k in range(top_k)] for column in siblings.T]
+        return [int(n) for n in tried], by_rank
+
     def _grow(self, trace: Trace, width: int, top_k: int) -> "_Ranks":
         first = len(trace.prompt)
         roots = list(range(first, len(trace.tokens) - 1))
-        tree = TreeConfig(
-            depth=self._max_depth, width=width, top_k=top_k, nodes=self._max_depth
-        )
+        tree = TreeConfig(depth=self._max_depth, width=width, top_k=top_k, nodes=self._max_depth)
         if not roots:
             return _Ranks.of([], [], self._max_depth)
         features = text_features(self._target, trace.tokens, self._draft.feature_layers)
@@ -92,17 +104,19 @@ class _Ranks:
         ranks: [roots, cut, depth]: in the pool cut after level cut+1, the number of candidates
             that come before the continuation's node at depth+1; ABSENT if it has none.
         sizes: [roots, cut]: candidates in the pool cut after level cut+1.
+        siblings: [roots, depth]: the continuation's place among the children of its parent, from
+            0; WRONG if it is none of them, UNTRIED if the parent has no children.
     """
 
     ranks: NDArray[np.int32]
     sizes: NDArray[np.int32]
+    siblings: NDArray[np.int32]
 
     @classmethod
-    def of(
-        cls, pools: list[Pool], continuations: list[list[int]], max_depth: int
-    ) -> "_Ranks":
+    def of(cls, pools: list[Pool], continuations: list[list[int]], max_depth: int) -> "_Ranks":
         ranks = np.full((len(pools), max_depth, max_depth), ABSENT, dtype=np.int32)
         sizes = np.zeros((len(pools), max_depth), dtype=np.int32)
+        siblings = np.full((len(pools), max_depth), UNTRIED, dtype=np.int32)
         for i, (pool, continuation) in enumerate(zip(pools, continuations, strict=True)):
             sizes[i] = pool.level_ends
             scores = np.array(pool.scores)
@@ -110,18 +124,24 @@ class _Ranks:
                 (parent, token): j
                 for j, (parent, token) in enumerate(zip(pool.parents, pool.tokens, strict=True))
             }
+            first_child: dict[int, int] = {}
+            for j, parent in enumerate(pool.parents):
+                first_child.setdefault(parent, j)
             node = -1
             for depth, token in enumerate(continuation[:max_depth]):
+                if node in first_child:
+                    siblings[i, depth] = WRONG
                 found = places.get((node, token))
                 if found is None:
                     break
+                siblings[i, depth] = found - first_child[node]
                 node = found
                 before = scores > scores[node]
                 before[:node] |= scores[:node] == scores[node]
                 n_before = np.concatenate(([0], np.cumsum(before)))
                 ends = np.array(pool.level_ends[depth:])
                 ranks[i, depth:, depth] = n_before[ends]
-        return cls(ranks, sizes)
+        return cls(ranks, sizes, siblings)
 
 
 def _replay(trace: Trace, ranks: _Ranks | None, tree: TreeConfig) -> ReplayedRounds:

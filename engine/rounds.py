@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from profiles import PLAIN, Sampling, TreeConfig
 
 from .decode import Request
@@ -14,6 +16,10 @@ from .stopping import StopRules
 from .target import Target
 from .timing import PhaseClock
 from .trace import Tick, Trace, no_tick
+from .tree import DraftTree, Pool
+
+VERIFY_PROBES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Draft nodes at which verify passes are timed."""
 
 REFERENCE_WINDOW = 6
 """Plain rounds, nearest in time, whose median is the reference of a round."""
@@ -45,6 +51,32 @@ class RoundTime:
     reference_s: float = float("nan")
 
 
+class ProbeDraft:
+    """Proposes a chain of arbitrary tokens: rounds that verify any number of nodes, for timing."""
+
+    kind = "probe"
+    feature_layers: tuple[int, ...] = ()
+    max_top_k = 1
+
+    def open(self, prompt: list[int], n_max: int) -> "ProbeDraft":
+        """Keep no state."""
+        return self
+
+    def commit(self, tokens: list[int], features: Tensor | None) -> None:
+        """Keep no state."""
+
+    def propose(self, tree: TreeConfig, clock: PhaseClock) -> DraftTree:
+        """Return a chain of `tree.nodes` nodes."""
+        clock.lap("levels")
+        return DraftTree(tokens=[0] * tree.nodes, parents=list(range(tree.nodes)))
+
+    def pools(
+        self, tokens: list[int], features: Tensor | None, roots: list[int], tree: TreeConfig
+    ) -> list[Pool]:
+        """Propose nothing worth replaying."""
+        raise NotImplementedError("a probe is timed, never replayed")
+
+
 def measure_rounds(
     target: Target,
     draft: Draft,
@@ -60,12 +92,14 @@ def measure_rounds(
 
     Every pass over the trees is in a new random order and every tree is followed by a plain
     round, so that drift of the machine meets all of them alike. A tree may change from round to
-    round since no tree changes the text.
+    round since no tree changes the text. Trees deeper than every text is long are left out.
 
     Returns:
         The timed rounds, the plain ones included, each with its reference.
     """
     rng = random.Random(seed)
+    longest = max(len(trace.generated) for trace in traces)
+    trees = [tree for tree in trees if tree.depth + 3 <= longest]
     todo: list[TreeConfig] = []
     for _ in range(n_rounds):
         for tree in rng.sample(list(trees), len(trees)):

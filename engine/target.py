@@ -119,7 +119,7 @@ class Target:
             full = full.tril(diagonal=start)
         else:
             full[:, total - mask.shape[1] :] = mask.to(self.device)
-        if not windowed:
+        if not windowed or self._window is None:
             return self._as_model_mask(full)
         positions = cache.positions[:total]
         near = positions[start:, None] - positions[None, :] < self._window
@@ -176,9 +176,7 @@ def check_tree_decoding(target: Target) -> None:
     cache = target.new_cache(16)
     target.forward([*prompt, second, below], cache)
     cache.truncate(len(prompt))
-    mask = torch.tensor(
-        [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], dtype=torch.bool
-    )
+    mask = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], dtype=torch.bool)
     tree, _ = target.forward(
         [root, first, second, below],
         cache,

@@ -1,7 +1,89 @@
 """Text in and out: chat templates and streaming. The only module here that reads a tokenizer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from jinja2 import TemplateError
+
+from profiles.errors import UsageError
+
+# How a chat begins in the common templates; a text that begins so has its template already.
+_CHAT_OPENINGS = (
+    *("<|im_start|>", "<|start_header_id|>", "<|begin_of_text|>", "<start_of_turn>"),
+    *("<|system|>", "<|user|>", "[INST]", "<s>"),
+)
+
+Message = Mapping[str, str]
+"""A chat message: `role` and `content`."""
+
+
+def has_template(tokenizer: Any) -> bool:
+    """Tell whether the tokenizer has a chat template."""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
+def is_templated(text: str, tokenizer: Any) -> bool:
+    """Tell whether a text carries a chat template or a start token already."""
+    openings = (*_CHAT_OPENINGS, *([tokenizer.bos_token] if tokenizer.bos_token else []))
+    return text.lstrip().startswith(openings)
+
+
+def encode_chat(messages: Sequence[Message], tokenizer: Any, *, raw: bool = False) -> list[int]:
+    """Return the token ids that ask the target for the answer to a conversation.
+
+    With the chat template if the tokenizer has one; without it, with `raw`, and for text that
+    carries a template already, the contents themselves with a blank line between them. The ids
+    have at most one start token, and no end token that the tokenizer put behind the text.
+
+    Raises:
+        ValueError: The chat template refuses the conversation.
+    """
+    if raw or not has_template(tokenizer) or is_templated(messages[0]["content"], tokenizer):
+        ids = _encode("\n\n".join(message["content"] for message in messages), tokenizer)
+    else:
+        try:
+            encoded = tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=True
+            )
+        except TemplateError as error:
+            raise ValueError(str(error)) from error
+        ids = list(encoded["input_ids"] if isinstance(encoded, Mapping) else encoded)
+    while len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
+        del ids[0]
+    return ids
+
+
+def encode_prompt(
+    prompt: str | Sequence[Message] | Sequence[int], tokenizer: Any, *, raw: bool = False
+) -> list[int]:
+    """Return the token ids of a user's text, of chat messages, or the ids that are given.
+
+    Raises:
+        UsageError: The prompt is empty or none of these, or the chat template refuses it.
+    """
+    if not prompt:
+        raise UsageError("a prompt needs at least one token, but it is empty; give some text")
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    if all(isinstance(item, int) for item in prompt):
+        return list(prompt)  # type: ignore[arg-type]
+    try:
+        return encode_chat(prompt, tokenizer, raw=raw)  # type: ignore[arg-type]
+    except (KeyError, TypeError) as error:
+        raise UsageError(
+            "a prompt must be text, token ids or messages with `role` and `content`, but is "
+            f"{type(prompt).__name__} without {error}; give one of these"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"the target's chat template refuses the prompt: {error}") from error
+
+
+def _encode(text: str, tokenizer: Any) -> list[int]:
+    ids = list(tokenizer.encode(text))
+    eos = tokenizer.eos_token
+    if ids and eos and ids[-1] == tokenizer.eos_token_id and not text.endswith(eos):
+        ids.pop()  # an end token behind the prompt would tell the target to stop
+    return ids
 
 
 class TextStream:
@@ -9,7 +91,7 @@ class TextStream:
 
     Args:
         tokenizer: A tokenizer of transformers.
-        context: Token ids before the first one; only their decoding is skipped.
+        skip_special_tokens: Leave out the text of special tokens.
     """
 
     def __init__(self, tokenizer: Any, skip_special_tokens: bool = True) -> None:
@@ -20,9 +102,7 @@ class TextStream:
         self._shown = 0  # ids before this one have been shown
 
     def _decode(self, start: int, end: int) -> str:
-        return str(
-            self._tokenizer.decode(self._ids[start:end], skip_special_tokens=self._skip)
-        )
+        return str(self._tokenizer.decode(self._ids[start:end], skip_special_tokens=self._skip))
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Add token ids and return the text that is complete now; it may be empty."""

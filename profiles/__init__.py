@@ -6,7 +6,7 @@ This package describes; it neither decodes, measures nor decides, and it loads n
 from .deployment import Device, Domain, DraftRef, Sampling, TargetRef
 from .errors import SpectuneError, UsageError
 from .evidence import Alternative, Evidence, Speedup
-from .io import atomic_write, load, save, to_yaml
+from .io import atomic_write, check_writable, load, save, to_yaml
 from .match import FIELDS, Facts, Mismatch, compare
 from .measurements import (
     Acceptance,
@@ -53,6 +53,7 @@ __all__ = [
     "TreeConfig",
     "UsageError",
     "atomic_write",
+    "check_writable",
     "compare",
     "format_validation_error",
     "load",

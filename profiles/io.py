@@ -2,6 +2,9 @@
 
 import os
 import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +59,30 @@ def atomic_write(path: PathLike, data: bytes | str) -> None:
         SpectuneError: The path is a folder or cannot be written.
     """
     content = data.encode() if isinstance(data, str) else data
-    try:
+    with _explained(path):
         target = Path(os.path.realpath(path))
         _check_replaceable(target)
         _write_beside(target, content)
+
+
+def check_writable(path: PathLike) -> None:
+    """Refuse now what `atomic_write` would refuse after hours of work; changes nothing.
+
+    Raises:
+        SpectuneError: The path is a folder or cannot be written.
+    """
+    with _explained(path):
+        target = Path(os.path.realpath(path))
+        _check_replaceable(target)
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+
+
+@contextmanager
+def _explained(path: PathLike) -> Iterator[None]:
+    """Turn an error of the file system into one sentence."""
+    try:
+        yield
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         remedy = "choose another path or make room for it"

@@ -37,7 +37,10 @@ class LatencyPoint(StrictModel):
     """One timed size of one part of the round."""
 
     part: Part = Field(description="part of the round, or the reference 1-token pass")
-    x: Count = Field(description="tokens (extend, verify, reference) or nodes (level, commit)")
+    draft: Text | None = Field(default=None, description="draft that ran, if the part is its own")
+    x: Count = Field(
+        description="tokens (extend), nodes verified (verify, commit), nodes expanded (level)"
+    )
     context: Count = Field(description="tokens already in the cache")
     relative: Positive = Field(description="median time over that of the reference pass")
     ms: Positive = Field(description="median time, ms")

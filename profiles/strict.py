@@ -5,8 +5,8 @@ is told to a person who can mend it.
 """
 
 import reprlib
-from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
@@ -36,7 +36,10 @@ AtLeastOne = Annotated[int, Field(ge=1)]
 Number = Annotated[float, AfterValidator(round_figure)]
 Positive = Annotated[float, Field(gt=0), AfterValidator(round_figure)]
 # Files hold lists and frozen records hold tuples; the items themselves stay strict.
-Items = Annotated[tuple[T, ...], Field(strict=False)]
+if TYPE_CHECKING:
+    Items: TypeAlias = Sequence
+else:
+    Items = Annotated[tuple[T, ...], Field(strict=False)]
 
 
 def broken_rule(rule: str, *, at: tuple[str, ...] = (), value: object = None) -> Exception:

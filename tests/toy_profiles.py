@@ -33,7 +33,8 @@ evidence:
   plain_tokens_per_s: 61.0
   plain_over_transformers_generate: 1.7
 alternatives:
-- tree: {{depth: 2, width: 1, top_k: 1, nodes: 2}}
+- draft: lookup
+  tree: {{depth: 2, width: 1, top_k: 1, nodes: 2}}
   evidence:
     baseline: plain decoding on this engine, same dtype, same threads
     speedup: {{ratio: 0.98, low: 0.9, confidence: 0.95, worst_prompt: 0.8, prompts: 32}}
@@ -58,7 +59,8 @@ search:
   seed: 0
   storage: study.db
   runners_up:
-  - tree: {{depth: 3, width: 3, top_k: 3, nodes: 8}}
+  - draft: lookup
+    tree: {{depth: 3, width: 3, top_k: 3, nodes: 8}}
     speedup: 1.75
 measurements: toy-code-epyc.measurements.json.gz
 """

@@ -1,0 +1,148 @@
+"""The command line: parse, call, print. Results go to stdout, everything else to stderr."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TypeAlias
+
+from profiles.errors import SpectuneError
+
+from . import commands
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0 done, 1 failed, 2 wrong usage."""
+    arguments = parser().parse_args(argv)
+    try:
+        return int(arguments.command(arguments) or 0)
+    except SpectuneError as error:
+        print(f"spectune: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("spectune: stopped; nothing was written", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output went away
+        sys.stderr.close()
+        return 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    top = argparse.ArgumentParser(
+        prog="spectune",
+        description="Find the draft tree that makes speculative decoding fastest on this device, "
+        "for these models and prompts, and prove that it is faster than plain decoding.",
+    )
+    top.add_argument("--version", action="version", version=f"spectune {version('spectune')}")
+    subparsers = top.add_subparsers(required=True, metavar="COMMAND")
+    for add in (_add_tune, _add_run, _add_show, _add_check):
+        add(subparsers)
+    return top
+
+
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def _command(subparsers: Subparsers, name: str, text: str, run: object) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = subparsers.add_parser(name, help=text, description=text)
+    command.set_defaults(command=run)
+    command.add_argument(
+        "--json", action="store_true", help="print one JSON document and nothing else"
+    )
+    return command
+
+
+def _add_tune(subparsers: Subparsers) -> None:
+    text = "Find and prove the fastest draft tree, and write it as a profile."
+    command = _command(subparsers, "tune", text, commands.tune)
+    command.add_argument(
+        "--target", required=True, help="`demo`, a folder, a hub id or a .gguf file"
+    )
+    command.add_argument(
+        "--draft",
+        action="append",
+        help="`lookup` (the default), `demo`, or the folder or hub id of an EAGLE-3 head or a "
+        "small model; may be given several times, the best one is taken",
+    )
+    command.add_argument("--prompts", required=True, type=Path, help="the domain sample")
+    command.add_argument("--domain", help="its name (default: the file's name)")
+    command.add_argument(
+        "--out", type=Path, help="profile to write (default: spectune-DOMAIN.yaml)"
+    )
+    command.add_argument("--dry-run", action="store_true", help="print the plan and stop")
+    command.add_argument(
+        "--quick", action="store_true", help="fewer prompts: a shorter job with wider intervals"
+    )
+    _add_device(command)
+    for name, text in (
+        ("tune-prompts", "prompts to search on"),
+        ("holdout-prompts", "prompts to prove the result on"),
+        ("max-new-tokens", "tokens per answer"),
+        ("max-prompt-tokens", "longer prompts are skipped"),
+        ("trials", "trees to measure"),
+        ("max-nodes", "most nodes verified per round"),
+        ("max-depth", "deepest tree of a head or a small model"),
+    ):
+        command.add_argument(f"--{name}", type=int, metavar="N", help=text)
+    command.add_argument("--seed", type=int, default=0, help="seed of the whole job (default: 0)")
+    _add_sampling(command, default=0.0)
+    command.add_argument("--raw", action="store_true", help="leave out the chat template")
+
+
+def _add_run(subparsers: Subparsers) -> None:
+    text = "Decode prompts with a profile."
+    command = _command(subparsers, "run", text, commands.run)
+    command.add_argument("profile", type=Path)
+    source = command.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", help="one prompt")
+    source.add_argument("--prompts", type=Path, help="a file of prompts")
+    command.add_argument("--stream", action="store_true", help="print text as it comes")
+    command.add_argument(
+        "--compare",
+        action="store_true",
+        help="decode the first turn of every prompt plainly and with the profile, interleaved, "
+        "and print both speeds",
+    )
+    command.add_argument("--max-new-tokens", type=int, default=256, metavar="N")
+    command.add_argument("--stop", action="append", default=[], help="a text that ends the answer")
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--limit", type=int, metavar="N", help="use the first N prompts only")
+    command.add_argument(
+        "--trust", action="store_true", help="use the tree though the profile does not fit here"
+    )
+    command.add_argument("--raw", action="store_true", help="leave out the chat template")
+    command.add_argument("--device", help="default: the kind the profile was made on")
+    _add_sampling(command, default=None)
+
+
+def _add_show(subparsers: Subparsers) -> None:
+    command = _command(subparsers, "show", "Print what a profile says.", commands.show)
+    command.add_argument("profile", type=Path)
+
+
+def _add_check(subparsers: Subparsers) -> None:
+    text = "Check that a profile and its measurements are whole and consistent."
+    command = _command(subparsers, "check", text, commands.check)
+    command.add_argument("profile", type=Path)
+
+
+def _add_device(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps")
+    command.add_argument(
+        "--dtype", default="auto", help="auto, float32, bfloat16, float16 or float64"
+    )
+    command.add_argument(
+        "--threads", type=int, metavar="N", help="CPU threads (default: torch's choice)"
+    )
+    command.add_argument(
+        "--trust-remote-code", action="store_true", help="run the code a checkpoint brings"
+    )
+
+
+def _add_sampling(command: argparse.ArgumentParser, default: float | None) -> None:
+    source = "the profile's" if default is None else "0, greedy"
+    command.add_argument("--temperature", type=float, default=default, help=f"default: {source}")
+    command.add_argument("--sample-top-k", type=int, default=0, metavar="K", help="0 is off")
+    command.add_argument("--sample-top-p", type=float, default=1.0, metavar="P", help="1 is off")

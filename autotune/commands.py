@@ -1,0 +1,240 @@
+"""What each command does. Heavy packages are imported by the commands that need them."""
+
+import argparse
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from profiles import (
+    Sampling,
+    load,
+    load_measurements,
+    validated,
+)
+from profiles.errors import UsageError
+
+if TYPE_CHECKING:
+    from engine.decoder import Generation, SpeculativeDecoder
+
+    from .prompts import Prompt
+
+
+def tune(arguments: argparse.Namespace) -> None:
+    """Run a tuning job and print its result."""
+    from .job import Models
+    from .pipeline import tune as run_job
+    from .progress import OnTerminal
+
+    _set_threads(arguments.threads)
+    domain = arguments.domain or arguments.prompts.stem
+    out = arguments.out or Path(f"spectune-{domain}.yaml")
+    models = Models(
+        arguments.target,
+        arguments.draft or ["lookup"],
+        arguments.dtype,
+        arguments.device,
+        arguments.trust_remote_code,
+    )
+    profile = run_job(
+        models,
+        arguments.prompts,
+        out,
+        domain=domain,
+        settings=_settings(arguments),
+        progress=OnTerminal(),
+        dry_run=arguments.dry_run,
+    )
+    if profile is None:
+        return
+    _print_profile(out, as_json=arguments.json)
+    print(f"Wrote {out}. Next: spectune run {out} --prompt TEXT", file=sys.stderr)
+
+
+def show(arguments: argparse.Namespace) -> None:
+    """Print what a profile says."""
+    _print_profile(arguments.profile, as_json=arguments.json)
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Check a profile and the measurements beside it."""
+    profile = load(arguments.profile)
+    n_measured = None
+    if profile.measurements:
+        beside = arguments.profile.with_name(profile.measurements)
+        n_measured = len(load_measurements(beside).measured)
+    if arguments.json:
+        _print_json(
+            {"profile": profile.name, "valid": True, "decision": profile.decision}
+            | {"measured_trees": n_measured}
+        )
+        return
+    print(f"{arguments.profile} is valid: {profile.decision}, {profile.tree.label()}.")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Decode prompts with a profile."""
+    from engine.decoder import SpeculativeDecoder
+
+    if arguments.compare and arguments.stream:
+        raise UsageError("--compare prints figures and --stream prints text; give one of them")
+    profile = load(arguments.profile)
+    _set_threads(profile.device.threads if profile.device.kind == "cpu" else None)
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: print(
+            f"spectune: {message}", file=sys.stderr
+        )
+        decoder = SpeculativeDecoder.from_profile(
+            profile,
+            device=arguments.device,
+            sampling=None if arguments.temperature is None else _sampling(arguments),
+            trust=arguments.trust,
+        )
+    prompts = _prompts(arguments)
+    options = {
+        "max_new_tokens": arguments.max_new_tokens,
+        "seed": arguments.seed,
+        "stop": arguments.stop,
+        "raw": arguments.raw,
+    }
+    if arguments.compare:
+        _compare(arguments, decoder, prompts, options)
+        return
+    results = [
+        _converse(decoder, prompt, options | {"index": index}, arguments)
+        for index, prompt in enumerate(prompts)
+    ]
+    if arguments.json:
+        _print_json({"profile": profile.name, "tree": decoder.tree.label(), "results": results})
+
+
+def _converse(
+    decoder: "SpeculativeDecoder",
+    prompt: "Prompt",
+    options: dict[str, Any],
+    arguments: argparse.Namespace,
+) -> list[dict[str, Any]]:
+    """Answer the turns of a prompt in order; print them unless JSON is wanted."""
+    from engine.text import TextStream
+
+    from .sample import render
+
+    answers: list[str] = []
+    results = []
+    for _ in prompt.turns:
+        ids = render(prompt, answers, decoder.loaded.tokenizer, raw=arguments.raw)
+        request = decoder.request(ids, **options)
+        stream = TextStream(decoder.loaded.tokenizer)
+        for token_ids in decoder.run(request):
+            if arguments.stream and not arguments.json:
+                print(stream.push(token_ids), end="", flush=True)
+        generation = decoder.result(request)
+        if arguments.stream and not arguments.json:
+            print(stream.finish(), flush=True)
+        elif not arguments.json:
+            print(generation.text)
+        answers.append(generation.text)
+        results.append(_as_json(generation))
+    return results
+
+
+def _as_json(generation: "Generation") -> dict[str, Any]:
+    stats = generation.stats
+    return {
+        "text": generation.text,
+        "token_ids": generation.token_ids,
+        "finish_reason": generation.finish_reason,
+        "rounds": stats.n_rounds,
+        "round_tokens": stats.n_round_tokens,
+        "drafted": stats.n_drafted,
+        "accepted_by_depth": stats.accepted_by_depth,
+        "prefill_ms": 1e3 * stats.prefill_s,
+        "total_ms": 1e3 * stats.total_s,
+    }
+
+
+def _compare(
+    arguments: argparse.Namespace,
+    decoder: "SpeculativeDecoder",
+    prompts: "list[Prompt]",
+    options: dict[str, Any],
+) -> None:
+    from .comparing import compare_decoders, print_comparison
+    from .sample import render
+
+    tokenizer = decoder.loaded.tokenizer
+    ids = [render(prompt, [], tokenizer, raw=arguments.raw) for prompt in prompts]
+    figures = compare_decoders(decoder, ids, options)
+    if arguments.json:
+        _print_json(figures)
+    else:
+        print_comparison(figures)
+
+
+def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
+    from .prompts import Prompt, read_prompts
+    from .records import UnusableError, read_turns
+
+    if arguments.prompt is None:
+        return read_prompts(arguments.prompts).records[: arguments.limit]
+    try:
+        return [Prompt(read_turns({"prompt": arguments.prompt}))]
+    except UnusableError as error:
+        raise UsageError(f"a prompt needs some text, but --prompt {error}") from error
+
+
+def _settings(arguments: argparse.Namespace) -> Any:
+    from .settings import Settings
+
+    changes = {
+        name: value
+        for name, value in (
+            ("n_tune", arguments.tune_prompts),
+            ("n_holdout", arguments.holdout_prompts),
+            ("max_new_tokens", arguments.max_new_tokens),
+            ("max_prompt_tokens", arguments.max_prompt_tokens),
+            ("n_trials", arguments.trials),
+            ("max_nodes", arguments.max_nodes),
+            ("max_depth", arguments.max_depth),
+        )
+        if value is not None
+    }
+    changes |= {"sampling": _sampling(arguments), "seed": arguments.seed, "raw": arguments.raw}
+    return Settings.quick(**changes) if arguments.quick else Settings(**changes)
+
+
+def _sampling(arguments: argparse.Namespace) -> Sampling:
+    data = {
+        "temperature": arguments.temperature,
+        "top_k": arguments.sample_top_k,
+        "top_p": arguments.sample_top_p,
+    }
+    return validated(Sampling, data, "the sampling options")
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads is None:
+        return
+    if threads < 1:
+        raise UsageError(f"--threads must be at least 1, but is {threads}")
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def _print_profile(path: Path, *, as_json: bool) -> None:
+    profile = load(path)
+    if as_json:
+        _print_json(profile.model_dump(mode="json", exclude_none=True))
+        return
+    from rich.console import Console
+
+    from .report import print_profile
+
+    print_profile(profile, Console())
+
+
+def _print_json(document: Any) -> None:
+    json.dump(document, sys.stdout, ensure_ascii=False)
+    print()

@@ -1,0 +1,53 @@
+"""Step 4: time served rounds and fit the cost model to them."""
+
+from collections.abc import Sequence
+
+from engine.rounds import VERIFY_PROBES, ProbeDraft, measure_rounds
+from engine.trace import Trace
+from profiles import TreeConfig
+
+from .cost_model import CostModel
+from .job import Job
+from .progress import Silent
+from .space import SearchSpace
+
+
+def measure_costs(job: Job, traces: Sequence[Trace], progress: Silent) -> CostModel:
+    """Return the cost model of the job's target and drafts on this device."""
+    settings = job.settings
+    probes = [
+        TreeConfig(depth=1, width=1, top_k=n, nodes=n)
+        for n in VERIFY_PROBES
+        if n <= settings.max_nodes
+    ]
+    trees = {name: draft_probes(space) for name, space in job.spaces.items()}
+    n_trees = len(probes) + sum(len(t) for t in trees.values())
+    with progress.step("Timing rounds", 2 * settings.n_probe_rounds * n_trees) as tick:
+        times = {
+            name: measure_rounds(
+                job.loaded.target,
+                draft,
+                traces,
+                chosen,
+                n_rounds=settings.n_probe_rounds,
+                sampling=settings.sampling,
+                seed=settings.seed,
+                tick=tick,
+            )
+            for name, draft, chosen in (
+                ("", ProbeDraft(), probes),
+                *((name, loaded.draft, trees[name]) for name, loaded in job.drafts.items()),
+            )
+        }
+    return CostModel(times.pop(""), times)
+
+
+def draft_probes(space: SearchSpace) -> list[TreeConfig]:
+    """Return the trees on which a draft's own share of a round is timed."""
+    shapes = ((1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (3, 4), (6, 4), (2, 8), (5, 8))
+    trees = []
+    for depth, width in shapes:
+        depth, width = min(depth, space.max_depth), min(width, space.max_width, space.max_top_k)
+        fill = 0.5 if width > 1 else 1.0
+        trees.append(space.tree(depth, width, width, fill))
+    return list(dict.fromkeys(trees))

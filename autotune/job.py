@@ -1,0 +1,161 @@
+"""What a tuning job starts from: models, sample, device, and what each may cost."""
+
+import hashlib
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from engine.fingerprint import describe_device
+from engine.forced import reference_times
+from engine.pair import LoadedDraft, LoadedTarget, load_draft, load_target
+from profiles import Device, Noise
+from profiles.errors import UsageError
+
+from .progress import Silent
+from .prompts import read_prompts
+from .sample import Sample, build_sample
+from .settings import Settings
+from .space import SearchSpace
+
+N_REFERENCE_PASSES = 60
+NOISY_SPREAD = 0.2
+"""Spread of a fixed pass above which a machine is too busy to measure on without a word."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """Where target and drafts come from.
+
+    Attributes:
+        target: `demo`, a folder, a hub id or a GGUF file.
+        drafts: `lookup`, `demo`, and folders or hub ids of heads and small models.
+        dtype: Of the target; `auto` is the fastest the device computes in.
+        device: `auto`, `cpu`, `cuda`, ...
+        trust_remote_code: Let the target's checkpoint run its own Python code.
+    """
+
+    target: str
+    drafts: Sequence[str] = ("lookup",)
+    dtype: str = "auto"
+    device: str = "auto"
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job ready to start.
+
+    Attributes:
+        loaded: The target.
+        drafts: The drafts by name.
+        spaces: Their search spaces.
+        sample: Prompts to tune on and to judge on.
+        domain: Name of the domain.
+        device: The device as a profile describes it.
+        noise: Spread and drift of a fixed pass.
+        plain_token_s: Seconds of that pass: one token with the target alone.
+        settings: How much to look at.
+    """
+
+    loaded: LoadedTarget
+    drafts: dict[str, LoadedDraft]
+    spaces: dict[str, SearchSpace]
+    sample: Sample
+    domain: str
+    device: Device
+    noise: Noise
+    plain_token_s: float
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        """Return a short name for the profile."""
+        parts = (Path(self.loaded.ref.id).stem, self.domain, self.device.kind or "")
+        return "-".join("".join(c if c.isalnum() else "-" for c in part) for part in parts).lower()
+
+    @property
+    def study_name(self) -> str:
+        """Return a name that differs whenever what is measured differs."""
+        inputs = [
+            self.loaded.ref.model_dump(mode="json"),
+            [draft.ref.model_dump(mode="json") for draft in self.drafts.values()],
+            self.device.model_dump(mode="json"),
+            self.sample.fingerprint,
+            repr((self.spaces, self.settings)),
+        ]
+        return f"{self.name}-{hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:12]}"
+
+
+def prepare(
+    models: Models,
+    prompts: str | Path,
+    domain: str | None,
+    settings: Settings,
+    progress: Silent,
+) -> Job:
+    """Read the prompts, load the models, draw the sample and look at the device.
+
+    Raises:
+        SpectuneError: A file, a model or the device cannot be used.
+    """
+    if not models.drafts:
+        raise UsageError("tuning needs at least one draft, but none was given; try lookup")
+    records = read_prompts(prompts)
+    loaded = load_target(
+        models.target,
+        dtype=models.dtype,
+        device=models.device,
+        trust_remote_code=models.trust_remote_code,
+        progress=progress.say,
+    )
+    names = dict.fromkeys(models.drafts)
+    drafts = {name: load_draft(name, loaded, progress.say) for name in names}
+    longest = (loaded.target.max_positions or 2**31) - settings.max_new_tokens
+    sample = build_sample(
+        records,
+        loaded.tokenizer,
+        seed=settings.seed,
+        n_tune=settings.n_tune,
+        n_holdout=settings.n_holdout,
+        max_prompt_tokens=max(1, min(settings.max_prompt_tokens, longest)),
+        raw=settings.raw,
+    )
+    progress.say(sample.summary())
+    times = reference_times(loaded.target, N_REFERENCE_PASSES)
+    noise = noise_of(times)
+    if noise.spread > NOISY_SPREAD:
+        progress.say(
+            f"Warning: the same pass varies by {100 * noise.spread:.0f} % on this machine, so the "
+            "result will be less certain; stop other work for a sharper one."
+        )
+    return Job(
+        loaded=loaded,
+        drafts=drafts,
+        spaces={name: space_of(draft, settings) for name, draft in drafts.items()},
+        sample=sample,
+        domain=domain or Path(prompts).stem,
+        device=Device(**describe_device(loaded.target.device)),
+        noise=noise,
+        plain_token_s=statistics.median(times),
+        settings=settings,
+    )
+
+
+def space_of(loaded: LoadedDraft, settings: Settings) -> SearchSpace:
+    """Return the search space of a draft."""
+    if loaded.ref.kind == "lookup":
+        return SearchSpace(settings.max_lookup_depth, 4, 4, settings.max_nodes)
+    top_k = min(10, loaded.draft.max_top_k)
+    return SearchSpace(settings.max_depth, top_k, top_k, settings.max_nodes)
+
+
+def noise_of(times: Sequence[float]) -> Noise:
+    """Return spread (interquartile range over median) and drift of a repeated pass."""
+    low, median, high = np.quantile(times, [0.25, 0.5, 0.75])
+    third = len(times) // 3
+    drift = statistics.median(times[-third:]) / statistics.median(times[:third]) - 1
+    return Noise(spread=float((high - low) / median), drift=drift)

@@ -1,0 +1,122 @@
+"""The main job, from prompts to a proven profile. The file to read first."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from profiles import Profile, check_writable
+from profiles.errors import SpectuneError
+
+from .costing import measure_costs
+from .job import Job, Models, prepare
+from .plan import Stopwatch, plan_of
+from .predicting import Predictor
+from .progress import Silent
+from .proving import choose_rungs, prove
+from .racing import Race, contenders
+from .search import Candidate, MeasuredStudy
+from .settings import Settings
+from .tracing import Conversation, flatten, record_answers
+from .writing import build_measurements, build_profile, save_all, study_path
+
+
+def tune(
+    models: Models,
+    prompts: str | Path,
+    out: str | Path,
+    *,
+    domain: str | None = None,
+    settings: Settings | None = None,
+    progress: Silent | None = None,
+    dry_run: bool = False,
+) -> Profile | None:
+    """Find the fastest draft tree for these prompts, prove it, and write its profile.
+
+    Args:
+        models: Target and drafts; the best of the drafts is taken.
+        prompts: The domain sample; see `autotune.prompts` for the shapes.
+        out: The YAML file to write; measurements and study lie beside it.
+        domain: Name of the domain; the sample's file name by default.
+        settings: How much to look at.
+        progress: Told what is being done.
+        dry_run: Stop after the plan.
+
+    Returns:
+        The profile; None after a dry run.
+
+    Raises:
+        SpectuneError: Something asked for cannot be done; then no file has changed.
+    """
+    out, settings, progress = Path(out), settings or Settings(), progress or Silent()
+    check_writable(out)
+    watch = Stopwatch()
+
+    with watch.step("prepare"):  # 1, 2: sample, models, device
+        job = prepare(models, prompts, domain, settings, progress)
+    progress.say(plan_of(job).text())
+    if dry_run:
+        return None
+
+    with watch.step("trace"):  # 3: the target's own text
+        texts = record_answers(job, job.sample.tune, progress, "Tracing")
+        unseen = record_answers(job, job.sample.holdout, progress, "Tracing the holdout")
+        _check_texts(texts)
+
+    with watch.step("cost"):  # 4: what a round costs here
+        costs = measure_costs(job, flatten(texts), progress)
+
+    with watch.step("search"):  # 5: every tree predicted, the best ones measured
+        predictor = Predictor(job, flatten(texts), costs)
+        predicted = predictor.predict_all(progress)
+        with _study_file(out) as storage:
+            measured = _race(job, predictor, predicted, texts, storage, progress)
+
+    with watch.step("holdout"):  # 6: the proof, on prompts the search never saw
+        rungs = choose_rungs(measured)
+        proof = prove(job, rungs, unseen, progress) if rungs and unseen else None
+
+    profile = build_profile(job, costs, predicted, measured, proof, out)  # 7
+    save_all(profile, build_measurements(costs, predictor, predicted, measured), out)
+    progress.say(watch.text())
+    return profile
+
+
+def _race(
+    job: Job,
+    predictor: Predictor,
+    predicted: Sequence[Candidate],
+    texts: Sequence[Conversation],
+    storage: Path,
+    progress: Silent,
+) -> list[Candidate]:
+    """Measure the most promising trees on tune prompts."""
+    settings = job.settings
+    raced = texts[: settings.n_race]
+    study = MeasuredStudy(
+        job.spaces, predictor.predict, storage=storage, name=job.study_name, seed=settings.seed
+    )
+    first = contenders(predicted, job.spaces, predictor)
+    with progress.step("Measuring trees", settings.n_trials) as tick:
+        return study.run(first, Race(job, raced).measure, settings.n_trials, len(raced), tick)
+
+
+def _check_texts(conversations: Sequence[Conversation]) -> None:
+    """Refuse to tune on answers that leave nothing to speed up."""
+    if not any(len(trace.generated) > 2 for trace in flatten(conversations)):
+        raise SpectuneError(
+            "tuning needs answers of more than 2 tokens, but the target gives none on the tune "
+            "prompts; check the prompts and the chat template"
+        )
+
+
+@contextmanager
+def _study_file(out: Path) -> Iterator[Path]:
+    """Give the study a file of its own, which takes its final name when it is complete."""
+    storage = out.with_name(f".{out.stem}.{os.getpid()}.study.log")
+    try:
+        yield storage
+        storage.replace(study_path(out))
+    finally:
+        for left_over in out.parent.glob(f"{storage.name}*"):
+            left_over.unlink()

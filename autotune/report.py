@@ -1,0 +1,82 @@
+"""What people read: profiles and comparisons as tables."""
+
+from rich.console import Console
+from rich.table import Table
+
+from profiles import Evidence, Profile, TreeConfig
+
+
+def print_profile(profile: Profile, console: Console) -> None:
+    """Print what a profile says, in a screenful."""
+    device, domain = profile.device, profile.domain
+    facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for key, value in (
+        ("profile", profile.name),
+        ("decision", f"[bold]{profile.decision}[/bold]: {profile.reason}"),
+        ("target", f"{profile.target.id} ({profile.target.dtype})"),
+        ("draft", draft_label(profile)),
+        ("tree", profile.tree.label()),
+        ("device", f"{device.name}, {device.threads} threads, torch {device.torch}"),
+        (
+            "domain",
+            f"{domain.name}: {domain.n_tune} prompts to tune on, {domain.n_holdout} held out, "
+            f"{domain.mean_prompt_tokens:.0f} tokens each, {domain.max_new_tokens} new ones",
+        ),
+        ("sampling", sampling_label(profile)),
+        ("batch", "1"),
+    ):
+        facts.add_row(key, value)
+    console.print(facts, highlight=False)
+    if profile.evidence or profile.alternatives:
+        console.print(evidence_table(profile), highlight=False)
+
+
+def evidence_table(profile: Profile) -> Table:
+    """Return the holdout's figures: the chosen tree first, then its rivals."""
+    table = Table(title=f"Holdout, {profile.domain.name}, batch 1, against plain decoding")
+    for column in ("draft", "tree", "tau", "break-even", "decode", "end to end", "at least"):
+        table.add_column(column, justify="left" if column in ("draft", "tree") else "right")
+    table.add_column("worst prompt", justify="right")
+    table.add_column("tokens/s plain", justify="right")
+    table.add_column("plain / generate", justify="right")
+    if profile.evidence:
+        draft = profile.draft.id or profile.draft.kind
+        table.add_row(*_cells(draft, profile.tree, profile.evidence), style="bold")
+    for rival in profile.alternatives:
+        table.add_row(*_cells(rival.draft, rival.tree, rival.evidence))
+    return table
+
+
+def _cells(draft: str, tree: TreeConfig, evidence: Evidence) -> list[str]:
+    speedup = evidence.speedup
+    over_generate = evidence.plain_over_transformers_generate
+    return [
+        draft,
+        tree.label(),
+        f"{evidence.tau:.2f}",
+        f"{evidence.break_even_tau:.2f}",
+        f"{evidence.decode_speedup:.2f}x",
+        f"{speedup.ratio:.2f}x",
+        f"{speedup.low:.2f}x ({100 * speedup.confidence:.1f} %)",
+        f"{speedup.worst_prompt:.2f}x",
+        f"{evidence.plain_tokens_per_s:.1f}",
+        "" if over_generate is None else f"{over_generate:.2f}x",
+    ]
+
+
+def draft_label(profile: Profile) -> str:
+    """Return the draft in words."""
+    draft = profile.draft
+    if draft.kind == "lookup":
+        return f"lookup (matches of {draft.min_match} to {draft.max_match} tokens)"
+    if draft.parameters is None:
+        return draft.kind
+    return f"{draft.id} ({draft.kind}, {draft.parameters / 1e6:.1f}M parameters)"
+
+
+def sampling_label(profile: Profile) -> str:
+    """Return how tokens are drawn, in words."""
+    sampling = profile.sampling
+    if sampling.is_greedy:
+        return "greedy"
+    return f"temperature {sampling.temperature}, top-k {sampling.top_k}, top-p {sampling.top_p}"

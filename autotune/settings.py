@@ -1,0 +1,55 @@
+"""The settings of a tuning job, each written once with its default."""
+
+from dataclasses import dataclass, field
+
+from profiles import Sampling
+from profiles.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much a tuning job looks at, and what it may propose.
+
+    Attributes:
+        n_tune: Prompts to search on.
+        n_holdout: Prompts to prove the result on.
+        n_race: Of the tune prompts, those on which candidates are timed.
+        max_new_tokens: Tokens per answer.
+        max_prompt_tokens: Longer prompts are skipped.
+        n_trials: Trees to measure, plain and the usual defaults included.
+        n_probe_rounds: Timed rounds per point of the cost model.
+        max_nodes: Most nodes verified per round.
+        max_depth: Deepest tree of a neural draft.
+        max_lookup_depth: Deepest tree of the lookup draft, whose levels cost next to nothing.
+        sampling: Greedy, or temperature with its filters.
+        seed: Of the split, the sampler, the order of runs and the noise of sampling.
+        raw: Leave out the chat template.
+    """
+
+    n_tune: int = 16
+    n_holdout: int = 32
+    n_race: int = 8
+    max_new_tokens: int = 96
+    max_prompt_tokens: int = 2048
+    n_trials: int = 12
+    n_probe_rounds: int = 12
+    max_nodes: int = 64
+    max_depth: int = 8
+    max_lookup_depth: int = 16
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
+    seed: int = 0
+    raw: bool = False
+
+    def __post_init__(self) -> None:
+        for name in (
+            *("n_tune", "n_holdout", "n_race", "max_new_tokens", "max_prompt_tokens"),
+            *("n_trials", "n_probe_rounds", "max_nodes", "max_depth", "max_lookup_depth"),
+        ):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, but is {getattr(self, name)}")
+
+    @classmethod
+    def quick(cls, **changes: object) -> "Settings":
+        """Return settings for a short job: fewer prompts, so a wider interval."""
+        fewer = {"n_tune": 8, "n_holdout": 16, "n_race": 4, "max_new_tokens": 48, "n_trials": 6}
+        return cls(**(fewer | {"n_probe_rounds": 6} | changes))  # type: ignore[arg-type]

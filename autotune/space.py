@@ -1,0 +1,90 @@
+"""The trees a search may propose: fixed ranges, every point legal, equal trees one point."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from profiles import PLAIN, TreeConfig
+
+NODE_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 56, 64)
+"""Node budgets a search tries; finer steps cost the target the same."""
+
+WIDTH_AND_TOP_K = (
+    *((1, 1), (1, 2), (1, 4), (2, 2), (2, 3), (2, 4), (3, 3), (3, 6), (4, 4), (6, 6), (8, 8)),
+    (10, 10),
+)
+"""Pairs of width and top-k whose trees are all scored by replay."""
+
+DEFAULTS = (
+    TreeConfig.from_eagle(total_token=60, depth=7, top_k=10),
+    TreeConfig.from_sglang(num_steps=3, eagle_topk=1, num_draft_tokens=4),
+    TreeConfig.from_sglang(num_steps=5, eagle_topk=4, num_draft_tokens=8),
+)
+"""The settings people start from: EAGLE's, and SGLang's two."""
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """The bounds of a search for one draft.
+
+    Attributes:
+        max_depth: Deepest tree.
+        max_width: Most nodes expanded per level.
+        max_top_k: Most children of a node.
+        max_nodes: Most nodes verified per round.
+    """
+
+    max_depth: int
+    max_width: int
+    max_top_k: int
+    max_nodes: int
+
+    def contains(self, tree: TreeConfig) -> bool:
+        """Tell whether a tree is within the bounds."""
+        return (
+            tree.depth <= self.max_depth
+            and tree.width <= self.max_width
+            and tree.top_k <= self.max_top_k
+            and tree.nodes <= self.max_nodes
+        )
+
+    def tree(self, depth: int, width: int, top_k: int, fill: float) -> TreeConfig:
+        """Return the tree at a point of the fixed ranges, in canonical form.
+
+        Args:
+            depth, width, top_k: Clamped to this space; depth 0 is plain.
+            fill: In [0, 1]: which node budget between `depth` and what the tree can hold.
+        """
+        if depth == 0:
+            return PLAIN
+        depth = min(depth, self.max_depth)
+        width, top_k = min(width, self.max_width), min(top_k, self.max_top_k)
+        budgets = self.budgets(depth, width, top_k)
+        nodes = budgets[round(fill * (len(budgets) - 1))]
+        return TreeConfig(depth=depth, width=width, top_k=top_k, nodes=nodes).canonical()
+
+    def budgets(self, depth: int, width: int, top_k: int) -> list[int]:
+        """Return the node budgets of trees with these levels, ascending; never empty."""
+        narrowest = TreeConfig(depth=depth, width=width, top_k=top_k, nodes=depth)
+        most = min(narrowest.pool, self.max_nodes)
+        return [depth, *(n for n in NODE_BUCKETS if depth < n <= most)]
+
+    def fill(self, tree: TreeConfig) -> float:
+        """Return the `fill` whose tree has the budget nearest to this tree's."""
+        if tree.is_plain:
+            return 0.0
+        budgets = self.budgets(tree.depth, tree.width, tree.top_k)
+        nearest = min(range(len(budgets)), key=lambda i: abs(budgets[i] - tree.nodes))
+        return nearest / max(1, len(budgets) - 1)
+
+    def enumerate(self) -> Iterator[TreeConfig]:
+        """Yield every tree that replay scores, each canonical tree once."""
+        seen = set()
+        for width, top_k in WIDTH_AND_TOP_K:
+            if width > self.max_width or top_k > self.max_top_k:
+                continue
+            for depth in range(1, min(self.max_depth, self.max_nodes) + 1):
+                for nodes in self.budgets(depth, width, top_k):
+                    tree = TreeConfig(depth=depth, width=width, top_k=top_k, nodes=nodes)
+                    if tree.canonical() == tree and tree not in seen:
+                        seen.add(tree)
+                        yield tree

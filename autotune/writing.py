@@ -1,0 +1,191 @@
+"""Step 7: the profile and the measurements behind it."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from profiles import (
+    PLAIN,
+    Alternative,
+    Domain,
+    LatencyPoint,
+    MeasuredTree,
+    Measurements,
+    Profile,
+    RunnerUp,
+    Score,
+    SearchSummary,
+    measurements_path,
+    save,
+    save_measurements,
+)
+
+from .cost_model import CostModel
+from .search import Candidate
+
+if TYPE_CHECKING:
+    from engine.rounds import RoundTime
+
+    from .job import Job
+    from .predicting import Predictor
+    from .proving import Proof
+
+N_RUNNERS_UP = 5
+
+
+def build_profile(
+    job: "Job",
+    costs: CostModel,
+    predicted: Sequence[Candidate],
+    measured: Sequence[Candidate],
+    proof: "Proof | None",
+    out: Path,
+) -> Profile:
+    """Return the profile of a finished job: the proved tree, or plain with the reason."""
+    sample, settings = job.sample, job.settings
+    rungs = proof.rungs if proof else ()
+    winner = proof.winner if proof else None
+    leader = rungs[winner or 0] if rungs else max(measured, key=_standing)
+    judged = list(zip(rungs, proof.evidence, strict=True)) if proof else []
+    runners_up = sorted((c for c in measured if c.speedup and c not in rungs), key=_standing)
+    return Profile(
+        schema_version=1,
+        name=job.name,
+        created=datetime.now(UTC).replace(microsecond=0),
+        spectune=version("spectune"),
+        target=job.loaded.ref,
+        draft=job.drafts[leader.draft].ref,
+        device=job.device,
+        domain=Domain(
+            name=job.domain,
+            sample_sha256=sample.fingerprint,
+            n_tune=len(sample.tune),
+            n_holdout=len(sample.holdout),
+            mean_prompt_tokens=sample.mean_prompt_tokens,
+            max_new_tokens=settings.max_new_tokens,
+        ),
+        sampling=settings.sampling,
+        decision="plain" if winner is None else "speculate",
+        reason=reason(proof),
+        tree=PLAIN if winner is None else rungs[winner].tree,
+        evidence=None if winner is None or proof is None else proof.evidence[winner],
+        alternatives=[
+            Alternative(draft=rung.draft, tree=rung.tree, evidence=evidence)
+            for i, (rung, evidence) in enumerate(judged)
+            if i != winner
+        ],
+        noise=job.noise,
+        cost_model=costs.summary(leader.draft),
+        search=SearchSummary(
+            predicted=len(predicted),
+            measured=len(measured),
+            sampler="TPE",
+            seed=settings.seed,
+            storage=study_path(out).name,
+            runners_up=[
+                RunnerUp(draft=c.draft, tree=c.tree, speedup=c.speedup)
+                for c in reversed(runners_up[-N_RUNNERS_UP:])
+                if c.speedup
+            ],
+        ),
+        measurements=measurements_path(out).name,
+    )
+
+
+def reason(proof: "Proof | None") -> str:
+    """Say in one sentence why the decision is what it is."""
+    if proof is None:
+        return "No tree was faster than plain decoding on the tune prompts."
+    verdict = proof.verdicts[proof.winner or 0]
+    figures = (
+        f"{verdict.ratio:.3f}x in total, at least {verdict.low:.3f}x at "
+        f"{100 * verdict.confidence:.1f} % confidence on {verdict.n_prompts} held-out prompts"
+    )
+    if proof.winner is not None:
+        return f"Faster than plain decoding: {figures}."
+    if verdict.n_prompts_needed is None:
+        return f"Not faster than plain decoding: {figures}."
+    n_more = max(1, verdict.n_prompts_needed - verdict.n_prompts)
+    return f"Insufficient evidence, about {n_more} more prompts are needed: {figures}."
+
+
+def save_all(profile: Profile, measurements: Measurements, out: Path) -> None:
+    """Write the measurements and then the profile, each whole or not at all."""
+    save_measurements(measurements, measurements_path(out))
+    save(profile, out)
+
+
+def build_measurements(
+    costs: CostModel,
+    predictor: "Predictor",
+    predicted: Sequence[Candidate],
+    measured: Sequence[Candidate],
+) -> Measurements:
+    """Return the figures behind a profile: times and counts, no text."""
+    return Measurements(
+        latency=[point for name, group in costs.times.items() for point in _points(name, group)],
+        scores=[
+            Score(
+                draft=c.draft,
+                tree=c.tree,
+                tau=c.prediction.tau,
+                predicted_speedup=c.prediction.decode_speedup,
+            )
+            for c in predicted
+        ],
+        measured=[
+            MeasuredTree(draft=c.draft, tree=c.tree, prompt_ratios=c.ratios)
+            for c in measured
+            if c.ratios
+        ],
+        acceptance=predictor.acceptance(),
+    )
+
+
+def study_path(out: Path) -> Path:
+    """Return where the Optuna study of a profile lies: `NAME.study.log` beside it."""
+    return out.with_name(f"{out.stem}.study.log")
+
+
+def _points(draft: str, times: "Sequence[RoundTime]") -> list[LatencyPoint]:
+    """Return medians by part and size. The probes, named "", give the target's share."""
+    seconds: dict[tuple[str, int], list[tuple[float, float, int]]] = defaultdict(list)
+    for time in times:
+        sizes = {"verify": (time.n_nodes, time.verify_s)}
+        if draft and not time.tree.is_plain:
+            sizes = {
+                "extend": (time.n_extend, time.extend_s),
+                "level": (time.tree.width, time.levels_s / max(1, time.tree.depth - 1)),
+                "commit": (time.n_nodes, time.commit_s),
+            }
+        elif draft:
+            continue
+        for part, (x, value) in sizes.items():
+            if value > 0:
+                seconds[part, x].append((value, time.reference_s, time.context))
+    points = []
+    for (part, x), values in sorted(seconds.items()):
+        value, reference, context = (
+            float(np.median(column)) for column in zip(*values, strict=True)
+        )
+        points.append(
+            LatencyPoint(
+                part="reference" if (part, x) == ("verify", 0) else part,  # type: ignore[arg-type]
+                draft=draft or None,
+                x=x,
+                context=round(context),
+                relative=float(np.median([v / r for v, r, _ in values])),
+                ms=1e3 * value,
+                n=len(values),
+            )
+        )
+    return points
+
+
+def _standing(candidate: Candidate) -> float:
+    return candidate.speedup or 0.0

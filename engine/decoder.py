@@ -1,0 +1,216 @@
+"""The decoder people use: text in, text out, driven by a profile."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from profiles import (
+    PLAIN,
+    Device,
+    DraftRef,
+    Facts,
+    Mismatch,
+    Profile,
+    Sampling,
+    TreeConfig,
+    compare,
+    load,
+)
+from profiles.errors import UsageError
+
+from .decode import DecodeStats, Request, decode
+from .draft import Draft
+from .fingerprint import describe_device
+from .pair import LoadedTarget, draft_of, load_target
+from .sampling import GREEDY, LogitsProcessor, Sampler, request_seed
+from .stopping import StoppingCriterion, StopRules
+from .text import TextStream, encode_prompt
+
+Prompt = str | Sequence[dict[str, str]] | Sequence[int]
+"""A user's text, a list of chat messages, or token ids taken as they are."""
+
+
+class UntrustedProfileWarning(UserWarning):
+    """A profile does not fit this deployment, so decoding is plain."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What was generated for one prompt.
+
+    Attributes:
+        token_ids: The new tokens, the end token included where it was reached.
+        text: Their text, without special tokens.
+        finish_reason: `eos`, `stop` (a stop string), `criterion` or `length`.
+        stats: Counts and seconds.
+    """
+
+    token_ids: list[int]
+    text: str
+    finish_reason: str
+    stats: DecodeStats
+
+
+class SpeculativeDecoder:
+    """Decodes prompts with a draft tree, or plainly; the text is the same either way.
+
+    Args:
+        loaded: The target.
+        draft: The draft; None for plain decoding.
+        tree: The tree of every round.
+        sampling: Temperature, top-k and top-p; greedy by default.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedTarget,
+        draft: Draft | None = None,
+        tree: TreeConfig = PLAIN,
+        sampling: Sampling = GREEDY,
+    ) -> None:
+        if draft is not None:
+            tree.check_vocabulary(draft.max_top_k)
+        elif not tree.is_plain:
+            raise UsageError(f"the tree {tree.label()} needs a draft, but there is none; pass one")
+        self.loaded = loaded
+        self.draft = draft
+        self.tree = tree
+        self.sampling = sampling
+
+    @classmethod
+    def from_profile(
+        cls,
+        profile: Profile | str | Path,
+        *,
+        loaded: LoadedTarget | None = None,
+        device: str | None = None,
+        sampling: Sampling | None = None,
+        trust: bool = False,
+    ) -> "SpeculativeDecoder":
+        """Return the decoder a profile describes.
+
+        A profile made on another device, for other weights or another sampling proves nothing
+        here: it is decoded plainly, without loading the draft, and a warning names what differs.
+
+        Args:
+            profile: The profile or its file.
+            loaded: The target, if it is loaded already.
+            device: Device to decode on; the kind the profile was made on by default.
+            sampling: Sampling to decode with; the profile's by default.
+            trust: Use the profile's tree in spite of differences.
+
+        Raises:
+            SpectuneError: The profile or its models cannot be loaded.
+        """
+        if not isinstance(profile, Profile):
+            profile = load(profile)
+        if loaded is None:
+            loaded = load_target(
+                profile.target.id,
+                dtype=profile.target.dtype or "auto",
+                device=device or profile.device.kind or "auto",
+            )
+        sampling = sampling or profile.sampling
+        if profile.decision == "plain":
+            return cls(loaded, sampling=sampling)
+        fatal = _fatal(profile, facts(loaded, profile.draft, sampling))
+        if not fatal or trust:
+            draft = draft_of(profile.draft, loaded)
+            fatal = _fatal(profile, facts(loaded, draft.ref, sampling))
+            if not fatal or trust:
+                return cls(loaded, draft.draft, profile.tree, sampling)
+        warnings.warn(_distrust(profile, fatal), UntrustedProfileWarning, stacklevel=2)
+        return cls(loaded, sampling=sampling)
+
+    def request(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 256,
+        seed: int = 0,
+        index: int = 0,
+        stop: Sequence[str] = (),
+        logits_processors: Sequence[LogitsProcessor] = (),
+        stopping_criteria: Sequence[StoppingCriterion] = (),
+        raw: bool = False,
+        forced: list[int] | None = None,
+    ) -> Request:
+        """Return a request ready to be decoded; the arguments are those of `generate`."""
+        return Request(
+            self.loaded.target,
+            self.draft,
+            encode_prompt(prompt, self.loaded.tokenizer, raw=raw),
+            Sampler(self.sampling, request_seed(seed, index), logits_processors),
+            StopRules(
+                max_new_tokens,
+                self.loaded.eos_ids,
+                stop,
+                stopping_criteria,
+                self.loaded.tokenizer,
+                self.loaded.target.device,
+            ),
+            forced,
+        )
+
+    def run(self, request: Request) -> Iterator[list[int]]:
+        """Decode a request, yielding token ids as they come."""
+        return decode(request, lambda _: self.tree)
+
+    def generate(self, prompt: Prompt, **options: Any) -> Generation:
+        """Generate the answer to one prompt.
+
+        Args:
+            prompt: Text (the chat template is applied), chat messages, or token ids.
+            **options: `max_new_tokens` (256), `seed` (0) and `index` (0, the prompt's place in a
+                list; together they fix the noise of sampling), `stop` (strings that end the
+                text), `logits_processors` and `stopping_criteria` of transformers, `raw` (no
+                chat template).
+
+        Raises:
+            UsageError: The prompt is empty or does not fit the context.
+        """
+        request = self.request(prompt, **options)
+        for _ in self.run(request):
+            pass
+        return self.result(request)
+
+    def stream(self, prompt: Prompt, **options: Any) -> Iterator[str]:
+        """Yield the text of the answer piece by piece; see `generate` for the options."""
+        request = self.request(prompt, **options)
+        stream = TextStream(self.loaded.tokenizer)
+        for token_ids in self.run(request):
+            if text := stream.push(token_ids):
+                yield text
+        if text := stream.finish():
+            yield text
+
+    def result(self, request: Request) -> Generation:
+        """Return what a finished request generated."""
+        text = self.loaded.tokenizer.decode(request.generated, skip_special_tokens=True)
+        return Generation(request.generated, text, request.stop_reason or "", request.stats)
+
+
+def facts(loaded: LoadedTarget, draft: DraftRef, sampling: Sampling) -> Facts:
+    """Return what a profile must agree with to be trusted here."""
+    return Facts(
+        device=Device(**describe_device(loaded.target.device)),
+        target=loaded.ref,
+        draft=draft,
+        sampling=sampling,
+        spectune=version("spectune"),
+    )
+
+
+def _fatal(profile: Profile, found: Facts) -> list[Mismatch]:
+    return [m for m in compare(profile, found) if m.level == "fatal"]
+
+
+def _distrust(profile: Profile, fatal: list[Mismatch]) -> str:
+    differences = "; ".join(str(mismatch) for mismatch in fatal)
+    return (
+        f"the profile {profile.name} was not made for this deployment ({differences}), so "
+        "decoding is plain; tune again here, or trust it explicitly"
+    )

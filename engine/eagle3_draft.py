@@ -1,0 +1,73 @@
+"""An EAGLE-3 head as draft: its cache holds pairs (target feature of token i, token i + 1).
+
+Committed pairs carry the target's own features; the states a head feeds back to itself while
+it grows a tree are forgotten with the tree.
+"""
+
+import torch
+from torch import Tensor
+
+from .beam import BeamDraft
+from .cache import KVCache
+from .eagle3 import Eagle3Head
+
+
+class Eagle3Draft(BeamDraft):
+    """The head of one target (EAGLE-3, arXiv 2503.01840)."""
+
+    kind = "eagle3"
+    first_token = 1  # a pair needs the token before its own
+
+    def __init__(self, head: Eagle3Head) -> None:
+        self._head = head
+        self.feature_layers = head.config.feature_layers
+        self.max_top_k = head.config.draft_vocab_size
+        self._window = head.config.sliding_window
+
+    def new_cache(self, capacity: int) -> KVCache:
+        return KVCache(self._head.config.n_layers, capacity)
+
+    def extend(
+        self, tokens: list[int], features: Tensor | None, cache: KVCache, last_only: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        assert features is not None and len(features) == len(tokens)  # noqa: S101
+        hidden = self._head.fuse(features)
+        positions = torch.arange(cache.length, cache.length + len(tokens), device=hidden.device)
+        ids = torch.tensor(tokens, device=hidden.device)
+        hidden = self._run(ids, hidden, positions, cache, None)
+        if last_only:
+            hidden = hidden[-1:]
+        return self._head.logits(hidden), hidden
+
+    def expand(
+        self,
+        tokens: Tensor,
+        hidden: Tensor | None,
+        positions: Tensor,
+        cache: KVCache,
+        mask: Tensor,
+    ) -> tuple[Tensor, Tensor | None]:
+        assert hidden is not None  # noqa: S101
+        n, n_total = len(tokens), cache.length + len(tokens)
+        if mask.shape[1] < n_total:
+            mask = torch.cat([mask.new_ones(n, n_total - mask.shape[1]), mask], dim=1)
+        if self._window is not None:
+            keys = torch.cat([cache.positions[: cache.length].to(positions.device), positions])
+            mask = mask & (positions[:, None] - keys[None, :] < self._window)
+        hidden = self._run(tokens, hidden, positions, cache, mask[None, None])
+        return self._head.logits(hidden), hidden
+
+    def to_target(self, draft_ids: Tensor) -> Tensor:
+        return self._head.to_target(draft_ids)
+
+    def _run(
+        self,
+        tokens: Tensor,
+        hidden: Tensor,
+        positions: Tensor,
+        cache: KVCache,
+        mask: Tensor | None,
+    ) -> Tensor:
+        cache.note_positions(positions)
+        out: Tensor = self._head(tokens[None], hidden[None], positions[None], cache, mask)
+        return out[0]

@@ -1,0 +1,160 @@
+"""Loading a target and its drafts, with the references by which a profile knows them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from profiles import DraftRef, TargetRef
+
+from .demo import demo_head_path
+from .draft import Draft
+from .eagle3_checkpoint import is_eagle3, load_eagle3
+from .eagle3_config import TargetFacts
+from .eagle3_draft import Eagle3Draft
+from .fingerprint import weights_sha256
+from .loading import check_same_vocabulary, load_model
+from .lookup import LookupDraft
+from .model_draft import ModelDraft
+from .target import Target, check_tree_decoding
+
+MIN_MATCH, MAX_MATCH = 1, 5
+"""Match lengths of `--draft lookup`, in tokens."""
+
+
+@dataclass(frozen=True)
+class LoadedTarget:
+    """A target ready to decode.
+
+    Attributes:
+        target: The model.
+        tokenizer: Its tokenizer.
+        ref: How a profile names it.
+        eos_ids: The token ids that end a text.
+    """
+
+    target: Target
+    tokenizer: Any
+    ref: TargetRef
+    eos_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LoadedDraft:
+    """A draft and how a profile names it."""
+
+    draft: Draft
+    ref: DraftRef
+
+
+Progress = Callable[[str], None]
+
+
+def load_target(
+    name: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> LoadedTarget:
+    """Load a target from `demo`, a folder, a hub id or a GGUF file.
+
+    Args:
+        name: Where it is.
+        dtype: `auto` takes the fastest type the device computes in.
+        device: `auto`, `cpu`, `cuda`, `cuda:1`, `mps`.
+        trust_remote_code: Let the checkpoint run its own Python code.
+        progress: Told what is being done.
+
+    Raises:
+        SpectuneError: It cannot be loaded, or it cannot verify draft trees.
+    """
+    loaded = load_model(
+        name, dtype=dtype, device=device, trust_remote_code=trust_remote_code, progress=progress
+    )
+    target = Target(loaded.model)
+    check_tree_decoding(target)
+    ref = TargetRef(
+        id=loaded.id,
+        revision=loaded.revision,
+        sha256=weights_sha256(loaded.model),
+        dtype=str(target.dtype).removeprefix("torch."),
+        parameters=sum(p.numel() for p in loaded.model.parameters()),
+    )
+    return LoadedTarget(target, loaded.tokenizer, ref, _eos_ids(loaded.model, loaded.tokenizer))
+
+
+def load_draft(name: str, loaded: LoadedTarget, progress: Progress | None = None) -> LoadedDraft:
+    """Load a draft: `lookup`, `demo`, or the folder or hub id of a head or a small model.
+
+    Raises:
+        SpectuneError: It cannot be loaded, or it does not fit the target.
+    """
+    if name == "lookup":
+        ref = DraftRef(kind="lookup", min_match=MIN_MATCH, max_match=MAX_MATCH)
+        return LoadedDraft(_lookup(ref), ref)
+    folder = demo_head_path() if name == "demo" else Path(name).expanduser()
+    if is_eagle3(folder):
+        return _load_head(name, folder, loaded)
+    return _load_small_model(name, loaded, progress)
+
+
+def draft_of(ref: DraftRef, loaded: LoadedTarget) -> LoadedDraft:
+    """Load the draft that a speculating profile names."""
+    if ref.kind == "lookup":
+        return LoadedDraft(_lookup(ref), ref)
+    assert ref.id is not None  # noqa: S101 - the schema asks for it
+    return load_draft(ref.id, loaded)
+
+
+def _lookup(ref: DraftRef) -> LookupDraft:
+    assert ref.min_match is not None and ref.max_match is not None  # noqa: S101
+    return LookupDraft(ref.min_match, ref.max_match)
+
+
+def _load_head(name: str, folder: Path, loaded: LoadedTarget) -> LoadedDraft:
+    target = loaded.target
+    facts = TargetFacts(
+        embed_tokens=target.model.get_input_embeddings().weight,
+        hidden_size=target.config.hidden_size,
+        n_layers=target.n_layers,
+    )
+    head = load_eagle3(folder, target=facts)
+    ref = DraftRef(
+        kind="eagle3",
+        id=name if name == "demo" else str(folder.absolute()),
+        sha256=weights_sha256(head),
+        parameters=head.n_parameters,
+    )
+    return LoadedDraft(Eagle3Draft(head), ref)
+
+
+def _load_small_model(name: str, loaded: LoadedTarget, progress: Progress | None) -> LoadedDraft:
+    target = loaded.target
+    small = load_model(
+        name,
+        dtype=str(target.dtype).removeprefix("torch."),
+        device=target.device,
+        progress=progress,
+    )
+    draft = ModelDraft(small.model, target.vocab_size)
+    n_rows = small.model.get_input_embeddings().weight.shape[0]
+    check_same_vocabulary(loaded.tokenizer, small.tokenizer, target.vocab_size, n_rows)
+    ref = DraftRef(
+        kind="model",
+        id=small.id,
+        sha256=weights_sha256(small.model),
+        parameters=sum(p.numel() for p in small.model.parameters()),
+    )
+    return LoadedDraft(draft, ref)
+
+
+def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Return the ids that end a text: the generation config's, else the tokenizer's."""
+    ids = getattr(model.generation_config, "eos_token_id", None)
+    if ids is None:
+        ids = tokenizer.eos_token_id
+    if ids is None:
+        return ()
+    return (ids,) if isinstance(ids, int) else tuple(ids)
