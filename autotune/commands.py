@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 def tune(arguments: argparse.Namespace) -> None:
     """Run a tuning job and print its result."""
     from .job import Models
+    from .pipeline import plan
     from .pipeline import tune as run_job
     from .progress import OnTerminal
 
@@ -37,17 +38,15 @@ def tune(arguments: argparse.Namespace) -> None:
         arguments.device,
         arguments.trust_remote_code,
     )
-    profile = run_job(
-        models,
-        arguments.prompts,
-        out,
-        domain=domain,
-        settings=_settings(arguments),
-        progress=OnTerminal(),
-        dry_run=arguments.dry_run,
-    )
-    if profile is None:
+    settings, progress = _settings(arguments), OnTerminal()
+    if arguments.dry_run:
+        planned = plan(models, arguments.prompts, settings=settings, progress=progress)
+        if arguments.json:
+            _print_json({"plan_s": planned.seconds, "total_s": planned.total_s})
+        else:
+            print(planned.text())
         return
+    run_job(models, arguments.prompts, out, domain=domain, settings=settings, progress=progress)
     _print_profile(out, as_json=arguments.json)
     print(f"Wrote {out}. Next: spectune run {out} --prompt TEXT", file=sys.stderr)
 
@@ -82,6 +81,7 @@ def run(arguments: argparse.Namespace) -> None:
     profile = load(arguments.profile)
     _set_threads(profile.device.threads if profile.device.kind == "cpu" else None)
     with warnings.catch_warnings():
+        warnings.simplefilter("always")
         warnings.showwarning = lambda message, *_, **__: print(
             f"spectune: {message}", file=sys.stderr
         )
@@ -173,11 +173,16 @@ def _compare(
 
 
 def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
-    from .prompts import Prompt, read_prompts
+    from .prompts import Prompt, describe_skipped, read_prompts
     from .records import UnusableError, read_turns
 
+    if arguments.limit is not None and arguments.limit < 1:
+        raise UsageError(f"--limit must be at least 1, but is {arguments.limit}")
     if arguments.prompt is None:
-        return read_prompts(arguments.prompts).records[: arguments.limit]
+        file = read_prompts(arguments.prompts)
+        if file.skipped:
+            print(f"Skipped {describe_skipped(file.skipped, file.unit)}.", file=sys.stderr)
+        return file.records[: arguments.limit]
     try:
         return [Prompt(read_turns({"prompt": arguments.prompt}))]
     except UnusableError as error:

@@ -58,8 +58,10 @@ class Verdict:
 
         None if the observed mean is not above 1, or if the question is settled.
         """
-        if self.is_faster or self.n_prompts < 2 or self.ratio <= 1:
+        if self.is_faster or (self.ratio <= 1 and self.n_prompts >= MIN_PROMPTS):
             return None
+        if self.n_prompts < MIN_PROMPTS:
+            return MIN_PROMPTS
         critical = stats.norm.ppf(self.confidence) + stats.norm.ppf(0.8)
         return max(MIN_PROMPTS, math.ceil((critical * self.spread / math.log(self.ratio)) ** 2))
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from profiles import Profile, check_writable
+from profiles import Profile, check_writable, measurements_path
 from profiles.errors import SpectuneError
 
 from .costing import measure_costs
 from .job import Job, Models, prepare
-from .plan import Stopwatch, plan_of
+from .plan import Plan, Stopwatch, plan_of
 from .predicting import Predictor
 from .progress import Silent
 from .proving import choose_rungs, prove
@@ -19,6 +19,9 @@ from .search import Candidate, MeasuredStudy
 from .settings import Settings
 from .tracing import Conversation, flatten, record_answers
 from .writing import build_measurements, build_profile, save_all, study_path
+
+MIN_ANSWER = 6
+"""Tokens below which an answer leaves no round to time."""
 
 
 def tune(
@@ -29,8 +32,7 @@ def tune(
     domain: str | None = None,
     settings: Settings | None = None,
     progress: Silent | None = None,
-    dry_run: bool = False,
-) -> Profile | None:
+) -> Profile:
     """Find the fastest draft tree for these prompts, prove it, and write its profile.
 
     Args:
@@ -40,23 +42,21 @@ def tune(
         domain: Name of the domain; the sample's file name by default.
         settings: How much to look at.
         progress: Told what is being done.
-        dry_run: Stop after the plan.
 
     Returns:
-        The profile; None after a dry run.
+        The profile, as written.
 
     Raises:
         SpectuneError: Something asked for cannot be done; then no file has changed.
     """
     out, settings, progress = Path(out), settings or Settings(), progress or Silent()
-    check_writable(out)
+    for path in (out, measurements_path(out), study_path(out)):
+        check_writable(path)
     watch = Stopwatch()
 
     with watch.step("prepare"):  # 1, 2: sample, models, device
         job = prepare(models, prompts, domain, settings, progress)
     progress.say(plan_of(job).text())
-    if dry_run:
-        return None
 
     with watch.step("trace"):  # 3: the target's own text
         texts = record_answers(job, job.sample.tune, progress, "Tracing")
@@ -66,20 +66,32 @@ def tune(
     with watch.step("cost"):  # 4: what a round costs here
         costs = measure_costs(job, flatten(texts), progress)
 
-    with watch.step("search"):  # 5: every tree predicted, the best ones measured
-        predictor = Predictor(job, flatten(texts), costs)
-        predicted = predictor.predict_all(progress)
-        with _study_file(out) as storage:
-            measured = _race(job, predictor, predicted, texts, storage, progress)
+    with _unfinished_study(out) as study:
+        with watch.step("search"):  # 5: every tree predicted, the best ones measured
+            predictor = Predictor(job, flatten(texts), costs)
+            predicted = predictor.predict_all(progress)
+            measured = _race(job, predictor, predicted, texts, study, progress)
 
-    with watch.step("holdout"):  # 6: the proof, on prompts the search never saw
-        rungs = choose_rungs(measured)
-        proof = prove(job, rungs, unseen, progress) if rungs and unseen else None
+        with watch.step("holdout"):  # 6: the proof, on prompts the search never saw
+            rungs = choose_rungs(measured)
+            proof = prove(job, rungs, unseen, progress) if rungs and unseen else None
 
-    profile = build_profile(job, costs, predicted, measured, proof, out)  # 7
-    save_all(profile, build_measurements(costs, predictor, predicted, measured), out)
+        profile = build_profile(job, costs, predicted, measured, rungs, proof, out)  # 7
+        save_all(profile, build_measurements(costs, predictor, predicted, measured), study, out)
     progress.say(watch.text())
     return profile
+
+
+def plan(
+    models: Models,
+    prompts: str | Path,
+    *,
+    settings: Settings | None = None,
+    progress: Silent | None = None,
+) -> Plan:
+    """Return what a job would take, without running it; arguments as for `tune`."""
+    settings, progress = settings or Settings(), progress or Silent()
+    return plan_of(prepare(models, prompts, None, settings, progress))
 
 
 def _race(
@@ -103,20 +115,19 @@ def _race(
 
 def _check_texts(conversations: Sequence[Conversation]) -> None:
     """Refuse to tune on answers that leave nothing to speed up."""
-    if not any(len(trace.generated) > 2 for trace in flatten(conversations)):
+    if not any(len(trace.generated) >= MIN_ANSWER for trace in flatten(conversations)):
         raise SpectuneError(
-            "tuning needs answers of more than 2 tokens, but the target gives none on the tune "
-            "prompts; check the prompts and the chat template"
+            f"tuning needs answers of at least {MIN_ANSWER} tokens, but the target gives none on "
+            "the tune prompts; raise max_new_tokens, or check the prompts and the chat template"
         )
 
 
 @contextmanager
-def _study_file(out: Path) -> Iterator[Path]:
-    """Give the study a file of its own, which takes its final name when it is complete."""
+def _unfinished_study(out: Path) -> Iterator[Path]:
+    """Give the study a file that takes its final name with the profile, or goes without one."""
     storage = out.with_name(f".{out.stem}.{os.getpid()}.study.log")
     try:
         yield storage
-        storage.replace(study_path(out))
     finally:
         for left_over in out.parent.glob(f"{storage.name}*"):
             left_over.unlink()

@@ -10,7 +10,6 @@ from .cost_model import CostModel, Prediction
 from .job import Job
 from .progress import Silent
 from .search import Candidate
-from .space import WIDTH_AND_TOP_K
 
 
 class Predictor:
@@ -50,13 +49,11 @@ class Predictor:
     def predict_all(self, progress: Silent) -> list[Candidate]:
         """Return every tree of every space with its prediction."""
         candidates = []
-        families = len(WIDTH_AND_TOP_K) * len(self._replays)
-        with progress.step("Replaying trees", families) as tick:
-            for draft, space in self._spaces.items():
-                family = None
-                for tree in space.enumerate():
-                    if family != (tree.width, tree.top_k):
-                        family = (tree.width, tree.top_k)
-                        tick()
-                    candidates.append(self.candidate(draft, tree))
+        trees = [
+            (name, tree) for name, space in self._spaces.items() for tree in space.enumerate()
+        ]
+        with progress.step("Replaying trees", len(trees)) as tick:
+            for draft, tree in trees:
+                candidates.append(self.candidate(draft, tree))
+                tick()
         return candidates

@@ -28,10 +28,11 @@ def contenders(
     spaces: dict[str, SearchSpace],
     predictor: Predictor,
 ) -> list[Candidate]:
-    """Return what is measured first: leaders, best chain, best shallow tree, defaults, plain."""
-    chosen = leaders(predicted, N_LEADERS)
+    """Return what is measured first: the leader, plain, chain and shallow tree, more leaders."""
+    first, *others = leaders(predicted, N_LEADERS)
+    chosen = [first, Candidate(next(iter(spaces)), PLAIN, PLAIN_PREDICTION)]
     chosen += [c for c in (best_chain(predicted), best_shallow(predicted)) if c is not None]
-    chosen.append(Candidate(next(iter(spaces)), PLAIN, PLAIN_PREDICTION))
+    chosen += others
     chosen += [predictor.candidate(draft, tree) for draft, tree in defaults_within(spaces)]
     unique = {(c.draft, c.tree.canonical()): c for c in reversed(chosen)}
     return list(reversed(unique.values()))

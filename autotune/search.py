@@ -3,6 +3,7 @@
 The only module that imports optuna. A prediction decides what is measured, never what wins.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,7 +109,7 @@ class MeasuredStudy:
             storage=backend,
             direction="maximize",
             sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=0),
-            pruner=optuna.pruners.WilcoxonPruner(p_threshold=0.1, n_startup_steps=3),
+            pruner=_pruner(),
             load_if_exists=True,
         )
         self._ranges = {
@@ -185,6 +186,9 @@ class MeasuredStudy:
         self, trial: Trial, draft: str, tree: TreeConfig, measure: Measure, n_prompts: int
     ) -> Candidate:
         if tree.is_plain:  # 1 by definition
+            trial.set_user_attr("tree", tree.label())
+            for prompt in range(n_prompts):
+                trial.report(1.0, step=prompt)
             self._study.tell(trial, 1.0)
             return Candidate(draft, tree, PLAIN_PREDICTION, 1.0, (1.0,) * n_prompts)
         prediction = self._predict(draft, tree)
@@ -204,6 +208,13 @@ class MeasuredStudy:
         candidate = Candidate(draft, tree, prediction, _value(candidate), tuple(ratios))
         self._study.tell(trial, candidate.speedup)
         return candidate
+
+
+def _pruner() -> optuna.pruners.BasePruner:
+    """Return the pruner: a paired test against the best tree so far, prompt by prompt."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.pruners.WilcoxonPruner(p_threshold=0.1, n_startup_steps=3)
 
 
 def _value(candidate: Candidate) -> float:

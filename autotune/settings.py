@@ -47,6 +47,8 @@ class Settings:
         ):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, but is {getattr(self, name)}")
+        if not 0 <= self.seed < 2**32:
+            raise UsageError(f"seed must be from 0 to {2**32 - 1}, but is {self.seed}")
 
     @classmethod
     def quick(cls, **changes: object) -> "Settings":

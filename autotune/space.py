@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from profiles import PLAIN, TreeConfig
 
-NODE_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 56, 64)
+NODE_BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 59, 64)
 """Node budgets a search tries; finer steps cost the target the same."""
 
 WIDTH_AND_TOP_K = (
@@ -56,7 +56,7 @@ class SearchSpace:
         """
         if depth == 0:
             return PLAIN
-        depth = min(depth, self.max_depth)
+        depth = min(depth, self.max_depth, self.max_nodes)
         width, top_k = min(width, self.max_width), min(top_k, self.max_top_k)
         budgets = self.budgets(depth, width, top_k)
         nodes = budgets[round(fill * (len(budgets) - 1))]

@@ -26,6 +26,7 @@ from profiles import (
 )
 
 from .cost_model import CostModel
+from .holdout import MIN_PROMPTS
 from .search import Candidate
 
 if TYPE_CHECKING:
@@ -43,12 +44,12 @@ def build_profile(
     costs: CostModel,
     predicted: Sequence[Candidate],
     measured: Sequence[Candidate],
+    rungs: Sequence[Candidate],
     proof: "Proof | None",
     out: Path,
 ) -> Profile:
     """Return the profile of a finished job: the proved tree, or plain with the reason."""
     sample, settings = job.sample, job.settings
-    rungs = proof.rungs if proof else ()
     winner = proof.winner if proof else None
     leader = rungs[winner or 0] if rungs else max(measured, key=_standing)
     judged = list(zip(rungs, proof.evidence, strict=True)) if proof else []
@@ -71,7 +72,7 @@ def build_profile(
         ),
         sampling=settings.sampling,
         decision="plain" if winner is None else "speculate",
-        reason=reason(proof),
+        reason=reason(rungs, proof),
         tree=PLAIN if winner is None else rungs[winner].tree,
         evidence=None if winner is None or proof is None else proof.evidence[winner],
         alternatives=[
@@ -97,10 +98,12 @@ def build_profile(
     )
 
 
-def reason(proof: "Proof | None") -> str:
+def reason(rungs: Sequence[Candidate], proof: "Proof | None") -> str:
     """Say in one sentence why the decision is what it is."""
-    if proof is None:
+    if not rungs:
         return "No tree was faster than plain decoding on the tune prompts."
+    if proof is None:
+        return f"Insufficient evidence, {MIN_PROMPTS} more prompts are needed: none was held out."
     verdict = proof.verdicts[proof.winner or 0]
     figures = (
         f"{verdict.ratio:.3f}x in total, at least {verdict.low:.3f}x at "
@@ -114,9 +117,10 @@ def reason(proof: "Proof | None") -> str:
     return f"Insufficient evidence, about {n_more} more prompts are needed: {figures}."
 
 
-def save_all(profile: Profile, measurements: Measurements, out: Path) -> None:
-    """Write the measurements and then the profile, each whole or not at all."""
+def save_all(profile: Profile, measurements: Measurements, study: Path, out: Path) -> None:
+    """Write measurements, study and then the profile, each whole or not at all."""
     save_measurements(measurements, measurements_path(out))
+    study.replace(study_path(out))
     save(profile, out)
 
 

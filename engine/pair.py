@@ -6,17 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from profiles import DraftRef, TargetRef
+from profiles.errors import SpectuneError, UsageError
 
+from .decodable import contents, is_model
 from .demo import demo_head_path
 from .draft import Draft
 from .eagle3_checkpoint import is_eagle3, load_eagle3
 from .eagle3_config import TargetFacts
 from .eagle3_draft import Eagle3Draft
 from .fingerprint import weights_sha256
-from .loading import check_same_vocabulary, load_model
+from .hub import download_snapshot, is_hub_id
+from .loading import load_model
 from .lookup import LookupDraft
 from .model_draft import ModelDraft
 from .target import Target, check_tree_decoding
+from .vocabulary import check_same_vocabulary
 
 MIN_MATCH, MAX_MATCH = 1, 5
 """Match lengths of `--draft lookup`, in tokens."""
@@ -86,18 +90,36 @@ def load_target(
 
 
 def load_draft(name: str, loaded: LoadedTarget, progress: Progress | None = None) -> LoadedDraft:
-    """Load a draft: `lookup`, `demo`, or the folder or hub id of a head or a small model.
+    """Load a draft.
+
+    Args:
+        name: `lookup`, `demo`, the folder or hub id of an EAGLE-3 head or a small model, or a
+            GGUF file.
+        loaded: The target it will draft for.
+        progress: Told what is being done.
 
     Raises:
+        UsageError: There is nothing of that name.
         SpectuneError: It cannot be loaded, or it does not fit the target.
     """
     if name == "lookup":
         ref = DraftRef(kind="lookup", min_match=MIN_MATCH, max_match=MAX_MATCH)
         return LoadedDraft(_lookup(ref), ref)
-    folder = demo_head_path() if name == "demo" else Path(name).expanduser()
-    if is_eagle3(folder):
-        return _load_head(name, folder, loaded)
-    return _load_small_model(name, loaded, progress)
+    if name == "demo":
+        return _load_head(demo_head_path(), name, loaded)
+    path = Path(name).expanduser().absolute()
+    if path.is_dir():
+        return _load_folder(path, str(path), loaded, progress)
+    if path.is_file():
+        return _load_small_model(name, loaded, progress)
+    if is_hub_id(name):
+        if progress:
+            progress(f"fetching {name} from the hub")
+        return _load_folder(download_snapshot(name), name, loaded, progress)
+    raise UsageError(
+        "a draft must be `lookup`, `demo`, the folder or hub id (org/name) of an EAGLE-3 head or "
+        f"a small model, or a .gguf file, but there is no {name}; check the path"
+    )
 
 
 def draft_of(ref: DraftRef, loaded: LoadedTarget) -> LoadedDraft:
@@ -113,7 +135,20 @@ def _lookup(ref: DraftRef) -> LookupDraft:
     return LookupDraft(ref.min_match, ref.max_match)
 
 
-def _load_head(name: str, folder: Path, loaded: LoadedTarget) -> LoadedDraft:
+def _load_folder(
+    folder: Path, draft_id: str, loaded: LoadedTarget, progress: Progress | None
+) -> LoadedDraft:
+    if is_eagle3(folder):
+        return _load_head(folder, draft_id, loaded)
+    if is_model(folder):
+        return _load_small_model(draft_id, loaded, progress)
+    raise SpectuneError(
+        "a draft folder must hold an EAGLE-3 head or a causal language model with its tokenizer, "
+        f"but {draft_id} holds {contents(folder)}; use the folder of either, or lookup"
+    )
+
+
+def _load_head(folder: Path, draft_id: str, loaded: LoadedTarget) -> LoadedDraft:
     target = loaded.target
     facts = TargetFacts(
         embed_tokens=target.model.get_input_embeddings().weight,
@@ -123,7 +158,7 @@ def _load_head(name: str, folder: Path, loaded: LoadedTarget) -> LoadedDraft:
     head = load_eagle3(folder, target=facts)
     ref = DraftRef(
         kind="eagle3",
-        id=name if name == "demo" else str(folder.absolute()),
+        id=draft_id,
         sha256=weights_sha256(head),
         parameters=head.n_parameters,
     )

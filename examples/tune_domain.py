@@ -10,7 +10,6 @@ def main(prompts: str, target: str = "demo", draft: str = "lookup", out: str = "
     """Write the profile of a short job and print its decision."""
     models = Models(target=target, drafts=[draft])
     profile = tune(models, prompts, out, settings=Settings.quick(), progress=OnTerminal())
-    assert profile is not None
     print(profile.decision, profile.tree.label(), "-", profile.reason)
 
 

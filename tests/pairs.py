@@ -64,7 +64,7 @@ def save_noisy_copy(target: Path, folder: Path, amount: float = 0.1) -> Path:
 
 def save_cycle(folder: Path, length: int = 6) -> Path:
     """Save a target that repeats `length` tokens for ever, so that looking back always pays."""
-    model = small_llama(tie_word_embeddings=False, hidden_size=2 * VOCAB, num_attention_heads=2)
+    model = small_llama(tie_word_embeddings=False, hidden_size=264)
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.zero_()

@@ -1,0 +1,375 @@
+"""Random requests and ways to decode them, for the claim that no way changes the text.
+
+A request is a tiny random target with a prompt, sampling, processors and stopping rules; a way
+is a draft and a tree. Shared by `test_engine_lossless.py` and `benchmarks/lossless.py`.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from tiny import CONFIGS, VOCAB, tiny_head, tiny_model, tiny_tokenizer, twin_with_noise
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    PreTrainedModel,
+    RepetitionPenaltyLogitsProcessor,
+)
+
+from engine.decode import Request, decode
+from engine.draft import Draft
+from engine.eagle3_draft import Eagle3Draft
+from engine.lookup import LookupDraft
+from engine.model_draft import ModelDraft
+from engine.sampling import LogitsProcessor, Sampler
+from engine.stopping import StopRules
+from engine.target import Target
+from profiles import PLAIN, Sampling, TreeConfig
+
+NEAR_TIE = 1e-5
+"""A lead below this share of the logits' spread does not decide which token is right."""
+
+WAYS_PER_REQUEST = 6
+
+TEMPERATURES = (0.0, 0.0, 0.0, 0.5, 1.3)
+
+TOKENIZER = tiny_tokenizer()
+
+Processors = Callable[[], list[LogitsProcessor]]
+
+
+class CountingProcessor:
+    """A stateful processor: at every third call it forbids the likeliest token.
+
+    Called for a node that is not part of the text, or twice for one token, it changes the text.
+    """
+
+    def __init__(self) -> None:
+        self.n_calls = 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.n_calls += 1
+        if self.n_calls % 3 == 0:
+            scores = scores.scatter(1, scores.argmax(dim=1, keepdim=True), float("-inf"))
+        return scores
+
+
+@dataclass
+class Tap:
+    """A processor that changes nothing and keeps what passes through it."""
+
+    scores: list[Tensor] = field(default_factory=list)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.scores.append(scores[0].double())
+        return scores
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A request before it is made, so that it can be decoded in many ways.
+
+    Attributes:
+        kind: Architecture of the target.
+        model: The target's model.
+        target: The target.
+        processors: Makes the logits processors anew, since they may hold state.
+    """
+
+    kind: str
+    model: PreTrainedModel
+    target: Target
+    prompt: list[int]
+    sampling: Sampling
+    seed: int
+    max_new_tokens: int
+    processors: Processors = list
+    eos_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+
+    def request(self, draft: Draft | None = None, tap: Tap | None = None) -> Request:
+        """Make the request."""
+        processors = self.processors() + ([tap] if tap else [])
+        return Request(
+            self.target,
+            draft,
+            self.prompt,
+            Sampler(self.sampling, self.seed, processors),
+            StopRules(
+                self.max_new_tokens, self.eos_ids, self.stop_strings, tokenizer=TOKENIZER
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Way:
+    """A draft and a tree to decode with."""
+
+    name: str
+    draft: Draft
+    tree: TreeConfig
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What decoding gave."""
+
+    ids: list[int]
+    reason: str | None
+
+    @classmethod
+    def of(cls, wanted: Wanted, draft: Draft | None, tree: TreeConfig) -> "Outcome":
+        """Decode a request with one tree."""
+        request = wanted.request(draft)
+        for _ in decode(request, lambda _: tree):
+            pass
+        return cls(request.generated, request.stop_reason)
+
+
+def transformers_greedy(wanted: Wanted) -> list[int]:
+    """Return what `transformers.generate` gives; stop strings are left to the caller."""
+    ids = torch.tensor([wanted.prompt])
+    output = wanted.model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=wanted.max_new_tokens,
+        eos_token_id=list(wanted.eos_ids) or None,
+        pad_token_id=0,
+        logits_processor=LogitsProcessorList(wanted.processors()),
+    )
+    generated: list[int] = output[0, len(wanted.prompt) :].tolist()
+    return generated
+
+
+def cut_at_stop_string(ids: Sequence[int], stop_strings: Sequence[str]) -> list[int]:
+    """Return the ids up to the one that completes a stop string, found by decoding each prefix."""
+    for end in range(1, len(ids) + 1):
+        text = TOKENIZER.decode(ids[:end])
+        if any(stop in text for stop in stop_strings):
+            return list(ids[:end])
+    return list(ids)
+
+
+def plain_lead(wanted: Wanted, index: int) -> float:
+    """Return how clear plain decoding's choice of token `index` was, in logit spreads.
+
+    The lead of the chosen token over the next one, or the distance to a filter's threshold if
+    that is smaller.
+    """
+    tap = Tap()
+    for _ in decode(wanted.request(tap=tap), lambda _: PLAIN):
+        pass
+    scores, sampling = tap.scores[index], wanted.sampling
+    spread = float(scores[scores.isfinite()].std())
+    ordered = scores.sort(descending=True).values
+    if sampling.is_greedy:
+        return float(ordered[0] - ordered[1]) / spread
+    # The noise is not near-tied with anything: what it adds is the same on both sides.
+    leads = []
+    if sampling.top_k:
+        leads.append(float(ordered[sampling.top_k - 1] - ordered[sampling.top_k]) / spread)
+    if sampling.top_p < 1:
+        mass = torch.softmax(ordered / sampling.temperature, 0).flip(0).cumsum(0)
+        leads.append(float((mass - (1 - sampling.top_p)).abs().min()))
+    lead = _noisy_lead(wanted, scores, index)
+    return min([*leads, lead * sampling.temperature / spread])
+
+
+def _noisy_lead(wanted: Wanted, scores: Tensor, index: int) -> float:
+    from engine.sampling import gumbel_noise
+
+    noise = gumbel_noise(wanted.seed, index, torch.arange(len(scores)))
+    first, second = (scores / wanted.sampling.temperature + noise).topk(2).values.tolist()
+    return float(first - second)
+
+
+def first_difference(left: Sequence[int], right: Sequence[int]) -> int:
+    """Return the first index at which two sequences differ."""
+    pairs = zip(left, right, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
+
+
+@lru_cache(maxsize=32)
+def _model(kind: str, n_layers: int, seed: int, attention: str) -> PreTrainedModel:
+    attention = "eager" if kind == "gemma2" else attention
+    return tiny_model(
+        kind, seed, num_hidden_layers=n_layers, attn_implementation=attention
+    )
+
+
+def random_wanted(rng: random.Random) -> Wanted:
+    """Draw a request; its stopping rules are taken from what it says without them."""
+    kind = rng.choice(list(CONFIGS))
+    model = _model(kind, rng.choice((1, 2, 2, 3)), rng.randrange(3), rng.choice(("sdpa", "eager")))
+    n_prompt = rng.choice((1, 2, 5, 12, 30))
+    prompt = [rng.randrange(3, VOCAB) for _ in range(n_prompt)]
+    if n_prompt > 4 and rng.random() < 0.5:  # something to look up
+        prompt = prompt[: n_prompt // 2] * 2
+    temperature = rng.choice(TEMPERATURES)
+    sampling = Sampling(
+        temperature=temperature,
+        top_k=rng.choice((0, 5, 40)) if temperature else 0,
+        top_p=rng.choice((1.0, 0.9, 0.6)) if temperature else 1.0,
+    )
+    free = Wanted(
+        kind=kind,
+        model=model,
+        target=Target(model),
+        prompt=prompt,
+        sampling=sampling,
+        seed=rng.randrange(-(2**63), 2**63),
+        max_new_tokens=rng.choice((1, 2, 3, 8, 16, 24, 24, 32)),
+    )
+    free = replace(free, processors=_random_processors(rng, len(prompt)))
+    return _with_stopping_rules(free, rng)
+
+
+def _random_processors(rng: random.Random, n_prompt: int) -> Processors:
+    n_least, eos = rng.randrange(12), [rng.randrange(VOCAB)]
+    choices: list[Processors] = [
+        list,
+        list,
+        lambda: [RepetitionPenaltyLogitsProcessor(1.3)],
+        lambda: [NoRepeatNGramLogitsProcessor(2)],
+        lambda: [MinNewTokensLengthLogitsProcessor(n_prompt, n_least, eos)],
+        lambda: [CountingProcessor()],
+        lambda: [CountingProcessor(), RepetitionPenaltyLogitsProcessor(0.9)],
+    ]
+    return rng.choice(choices)
+
+
+def _with_stopping_rules(free: Wanted, rng: random.Random) -> Wanted:
+    rule = rng.choice(("budget", "eos", "two eos", "stop string"))
+    if rule == "budget":
+        return free
+    ids = Outcome.of(free, None, PLAIN).ids
+    at = rng.randrange(len(ids))
+    if rule == "stop string":
+        text = TOKENIZER.decode(ids[at : at + rng.randint(1, 3)])
+        return replace(free, stop_strings=(text, "never said")) if text else free
+    others = (rng.randrange(VOCAB),) if rule == "two eos" else ()
+    return replace(free, eos_ids=(*others, ids[at]))
+
+
+def random_tree(rng: random.Random) -> TreeConfig:
+    """Draw a legal tree of depth 1 to 6, width 1 to 4 and top-k 1 to 6."""
+    depth, width, top_k = rng.randint(1, 6), rng.randint(1, 4), rng.randint(1, 6)
+    widest = TreeConfig(depth=depth, width=width, top_k=top_k, nodes=depth)
+    nodes = rng.choice((depth, widest.pool, rng.randint(depth, widest.pool)))
+    return TreeConfig(depth=depth, width=width, top_k=top_k, nodes=nodes)
+
+
+def random_ways(wanted: Wanted, plain: list[int], rng: random.Random) -> Iterator[Way]:
+    """Draw drafts and trees to decode a request with."""
+    for name in rng.sample(sorted(DRAFTS), WAYS_PER_REQUEST):
+        yield Way(name, DRAFTS[name](wanted, plain, rng), random_tree(rng))
+
+
+def _twin(amount: float) -> Callable[[Wanted, list[int], random.Random], Draft]:
+    def make(wanted: Wanted, plain: list[int], rng: random.Random) -> Draft:
+        model = twin_with_noise(wanted.model, amount) if amount else wanted.model
+        return ModelDraft(model, VOCAB)
+
+    return make
+
+
+def _hostile(wanted: Wanted, plain: list[int], rng: random.Random) -> Draft:
+    return ModelDraft(_model("neox", 1, 7, "sdpa"), VOCAB)
+
+
+def _padded(n_rows: int) -> Callable[[Wanted, list[int], random.Random], Draft]:
+    def make(wanted: Wanted, plain: list[int], rng: random.Random) -> Draft:
+        return ModelDraft(tiny_model("llama", 5, num_hidden_layers=1, vocab_size=n_rows), VOCAB)
+
+    return make
+
+
+def _lookup(wanted: Wanted, plain: list[int], rng: random.Random) -> Draft:
+    min_match = rng.randint(1, 3)
+    return LookupDraft(min_match, rng.randint(min_match, 5))
+
+
+def _head(fitted: bool) -> Callable[[Wanted, list[int], random.Random], Draft]:
+    def make(wanted: Wanted, plain: list[int], rng: random.Random) -> Draft:
+        text = wanted.prompt + plain
+        changes: dict[str, Any] = {}
+        if rng.random() < 0.3:
+            changes["sliding_window"] = 6
+        if rng.random() < 0.2:
+            changes["n_layers"] = 2
+        texts = [text] if fitted and len(text) > 3 else []
+        return Eagle3Draft(tiny_head(wanted.model, rng.randrange(9), texts=texts, **changes))
+
+    return make
+
+
+DRAFTS: dict[str, Callable[[Wanted, list[int], random.Random], Draft]] = {
+    "twin": _twin(0.0),
+    "noisy twin": _twin(0.1),
+    "noisier twin": _twin(0.3),
+    "hostile": _hostile,
+    "padded": _padded(VOCAB + 64),
+    "cut": _padded(VOCAB - 64),
+    "lookup": _lookup,
+    "other lookup": _lookup,
+    "head": _head(fitted=False),
+    "fitted head": _head(fitted=True),
+}
+
+
+@dataclass
+class Verdict:
+    """What many cases showed.
+
+    Attributes:
+        n_cases: Requests times ways.
+        near_ties: Differences at a token whose choice was no clearer than rounding.
+        differences: All the others, in words.
+        by_draft: Accepted draft tokens by the draft's name: zero everywhere would prove little.
+    """
+
+    n_cases: int = 0
+    near_ties: int = 0
+    differences: list[str] = field(default_factory=list)
+    n_accepted: dict[str, int] = field(default_factory=dict)
+
+
+def judge(wanted: Wanted, rng: random.Random, verdict: Verdict) -> None:
+    """Decode one request plainly, with transformers and in several ways; add what differs."""
+    plain = Outcome.of(wanted, None, PLAIN)
+    if wanted.sampling.is_greedy:
+        theirs = cut_at_stop_string(transformers_greedy(wanted), wanted.stop_strings)
+        _compare(wanted, plain.ids, theirs, "transformers", verdict)
+    for way in random_ways(wanted, plain.ids, rng):
+        verdict.n_cases += 1
+        request = wanted.request(way.draft)
+        for _ in decode(request, lambda _: way.tree):
+            pass
+        name = f"{way.name} {way.tree.label()}"
+        _compare(wanted, plain.ids, request.generated, name, verdict)
+        if request.generated == plain.ids and request.stop_reason != plain.reason:
+            verdict.differences.append(f"{name}: {request.stop_reason}, plain {plain.reason}")
+        n_accepted = sum(request.stats.accepted_by_depth)
+        verdict.n_accepted[way.name] = verdict.n_accepted.get(way.name, 0) + n_accepted
+
+
+def _compare(
+    wanted: Wanted, plain: list[int], other: list[int], name: str, verdict: Verdict
+) -> None:
+    if plain == other:
+        return
+    index = first_difference(plain, other)
+    is_tie = index < min(len(plain), len(other)) and plain_lead(wanted, index) < NEAR_TIE
+    if is_tie:
+        verdict.near_ties += 1
+        return
+    verdict.differences.append(
+        f"{name} on {wanted.kind}, prompt {wanted.prompt}, {wanted.sampling}, seed {wanted.seed}, "
+        f"EOS {wanted.eos_ids}, stop {wanted.stop_strings}: {other} is not plain's {plain}"
+    )

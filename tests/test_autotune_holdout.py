@@ -1,0 +1,158 @@
+"""The holdout test: order of runs, bound, error rates, and what few prompts can prove."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from autotune.holdout import (
+    ALPHA,
+    MAX_RUNGS,
+    MIN_PROMPTS,
+    PairedTimes,
+    Verdict,
+    first_proved,
+    judge,
+    measure_pairs,
+    run_order,
+)
+
+
+def times_of(ratios: "np.ndarray | list[float]", plain_s: float = 2.0) -> PairedTimes:
+    """Return the times of prompts with these speedups."""
+    return PairedTimes(
+        (plain_s,) * len(ratios), tuple(float(plain_s / ratio) for ratio in ratios)
+    )
+
+
+@pytest.mark.parametrize("n_rungs", range(1, MAX_RUNGS + 1))
+def test_the_order_is_a_palindrome_with_every_side_twice(n_rungs: int) -> None:
+    order = run_order(n_rungs)
+    assert order == order[::-1]
+    assert sorted(order) == sorted(2 * [-1, *range(n_rungs)])
+
+
+@pytest.mark.parametrize("n_rungs", range(1, MAX_RUNGS + 1))
+def test_linear_drift_of_the_machine_cancels(n_rungs: int) -> None:
+    clock = iter(range(10_000))
+    pairs = measure_pairs(9, n_rungs, lambda prompt, rung: 100.0 + 0.5 * next(clock))
+    for pair in pairs:
+        assert pair.plain_s == pair.speculative_s
+
+
+def test_all_rungs_share_the_plain_runs_and_both_runs_count() -> None:
+    seconds = {-1: 3.0, 0: 2.0, 1: 1.0}
+    pairs = measure_pairs(4, 2, lambda prompt, rung: seconds[rung] * (prompt + 1))
+    assert pairs[0].plain_s == pairs[1].plain_s == (6.0, 12.0, 18.0, 24.0)
+    assert pairs[0].speculative_s == (4.0, 8.0, 12.0, 16.0)
+    assert pairs[1].speculative_s == (2.0, 4.0, 6.0, 8.0)
+
+
+@given(
+    ratios=st.lists(st.floats(0.5, 3), min_size=8, max_size=40), n_rungs=st.integers(1, MAX_RUNGS)
+)
+def test_the_bound_is_scipys_one_sided_t(ratios: list[float], n_rungs: int) -> None:
+    verdict = judge(times_of(ratios), n_rungs)
+    logs = np.log(np.array(ratios))
+    assert verdict.worst_prompt == pytest.approx(min(ratios))
+    assert verdict.ratio == pytest.approx(stats.hmean(ratios))
+    assert verdict.confidence == pytest.approx(1 - ALPHA / n_rungs)
+    if logs.std() > 1e-6:  # scipy gives NaN where all are equal
+        test = stats.ttest_1samp(logs, 0, alternative="greater")
+        expected = test.confidence_interval(1 - ALPHA / n_rungs).low
+        assert math.log(verdict.low) == pytest.approx(expected, abs=1e-9)
+        if abs(test.pvalue - ALPHA / n_rungs) > 1e-9:
+            assert (verdict.low > 1) == (test.pvalue < ALPHA / n_rungs)
+
+
+def test_the_headline_is_the_ratio_of_total_times() -> None:
+    times = PairedTimes((10.0, *[1.0] * 9), (20.0, *[0.5] * 9))
+    assert judge(times, 1).ratio == pytest.approx(19 / 24.5)
+
+
+def test_a_tree_that_costs_more_in_total_is_not_faster_however_many_prompts_gain() -> None:
+    times = PairedTimes((100.0, *[1.0] * 39), (150.0, *[0.5] * 39))
+    verdict = judge(times, 1)
+    assert verdict.low > 1
+    assert verdict.ratio < 1
+    assert not verdict.is_faster
+
+
+@pytest.mark.parametrize("n_rungs", [1, MAX_RUNGS])
+def test_a_tree_as_fast_as_plain_is_rarely_called_faster(n_rungs: int) -> None:
+    rng = np.random.default_rng(0)
+    n_jobs, n_prompts = 1000, 12
+    n_wrong = 0
+    for _ in range(n_jobs):
+        length = rng.lognormal(0, 0.5, n_prompts)  # prompts of very different length
+        plain = length * rng.lognormal(0, 0.03, n_prompts)
+        verdicts = []
+        for _ in range(n_rungs):
+            speculative = length * rng.lognormal(0, 0.15, n_prompts)
+            pair = PairedTimes(tuple(plain.tolist()), tuple(speculative.tolist()))
+            verdicts.append(judge(pair, n_rungs))
+        n_wrong += first_proved(verdicts) is not None
+    margin = 3 * math.sqrt(ALPHA * (1 - ALPHA) / n_jobs)
+    assert n_wrong / n_jobs <= ALPHA + margin
+
+
+def test_a_tree_that_is_a_tenth_faster_is_mostly_found() -> None:
+    rng = np.random.default_rng(1)
+    found = sum(
+        judge(times_of(1.1 * rng.lognormal(0, 0.1, 32)), MAX_RUNGS).is_faster for _ in range(200)
+    )
+    assert found >= 190
+
+
+@pytest.mark.parametrize("n_prompts", range(1, MIN_PROMPTS))
+def test_few_prompts_never_prove_anything(n_prompts: int) -> None:
+    verdict = judge(times_of([10.0] * n_prompts), 1)
+    assert not verdict.is_faster
+    assert verdict.ratio == pytest.approx(10)
+
+
+def test_enough_prompts_all_alike_prove_it() -> None:
+    assert judge(times_of([1.2] * MIN_PROMPTS), 1).is_faster
+    assert not judge(times_of([1.0] * MIN_PROMPTS), 1).is_faster
+
+
+@pytest.mark.parametrize("n_prompts", range(1, MIN_PROMPTS))
+def test_too_few_promising_prompts_ask_for_at_least_the_minimum(n_prompts: int) -> None:
+    needed = judge(times_of([1.5, 1.4, 1.6, 1.5, 1.45, 1.55, 1.5][:n_prompts]), 1).n_prompts_needed
+    assert needed is not None
+    assert needed >= MIN_PROMPTS
+
+
+def test_no_number_of_prompts_is_named_where_it_is_settled_or_hopeless() -> None:
+    assert judge(times_of([1.5] * 10), 1).n_prompts_needed is None
+    assert judge(times_of([0.9, 1.0] * 10), 1).n_prompts_needed is None
+
+
+def test_the_number_of_prompts_named_mostly_settles_it() -> None:
+    rng = np.random.default_rng(2)
+    small = judge(times_of(np.exp(0.03 + 0.1 * np.array([-1.2, 1.2] * 5))), 1)
+    assert not small.is_faster
+    needed = small.n_prompts_needed
+    assert needed is not None
+    assert needed > 10
+    mean, spread = math.log(small.ratio), small.spread
+    proved = sum(
+        judge(times_of(np.exp(rng.normal(mean, spread, needed))), 1).is_faster for _ in range(300)
+    )
+    assert 0.7 <= proved / 300 <= 0.9  # planned for 0.8
+
+
+def verdict(low: float, ratio: float = 1.5) -> Verdict:
+    return Verdict(
+        ratio, low, confidence=0.95, worst_prompt=low, spread=0.1, n_prompts=MIN_PROMPTS
+    )
+
+
+def test_the_first_rung_that_is_proved_wins_not_the_best() -> None:
+    assert first_proved([verdict(0.9), verdict(1.01), verdict(1.4, ratio=2.0)]) == 1
+    assert first_proved([verdict(1.1), verdict(1.4)]) == 0
+    assert first_proved([verdict(0.9), verdict(0.99)]) is None
+    assert first_proved([]) is None
