@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+import torch
+
 from engine.decoder import SpeculativeDecoder
 from engine.forced import run_forced
 from profiles import PLAIN, TreeConfig
@@ -47,15 +49,22 @@ class Race:
         self._plain = SpeculativeDecoder(job.loaded, sampling=job.settings.sampling)
 
     def measure(self, draft: str, tree: TreeConfig) -> Iterator[float]:
-        """Yield the speedup on one prompt after another, sides in alternating order."""
+        """Yield the speedup on one prompt after another, sides in alternating order.
+
+        Raises:
+            MemoryError: The tree does not fit the device.
+        """
         job = self._job
         decoder = SpeculativeDecoder(
             job.loaded, job.drafts[draft].draft, tree, job.settings.sampling
         )
         for i, conversation in enumerate(self._conversations):
             sides = (self._plain, decoder) if i % 2 == 0 else (decoder, self._plain)
-            seconds = {
-                side: sum(run_forced(side, trace).total_s for trace in conversation)
-                for side in sides
-            }
+            try:
+                seconds = {
+                    side: sum(run_forced(side, trace).total_s for trace in conversation)
+                    for side in sides
+                }
+            except torch.OutOfMemoryError as error:
+                raise MemoryError(str(error)) from error
             yield seconds[self._plain] / seconds[decoder]

@@ -40,7 +40,7 @@ def evidence_table(profile: Profile) -> Table:
     table = Table(title=f"Holdout of {profile.domain.name}, plain decoding = 1", box=SIMPLE)
     for column in ("draft", "tree"):
         table.add_column(column, overflow="fold")
-    for column in ("tau", "break-even", "decode", "end to end", "at least", "worst"):
+    for column in ("tau", "even", "decode", "total", "at least", "worst"):
         table.add_column(column, justify="right")
     if profile.evidence:
         draft = profile.draft.id or profile.draft.kind

@@ -38,7 +38,7 @@ class Candidate:
         tree: The tree, in canonical form.
         prediction: From replay and the cost model.
         speedup: Measured on the tune prompts, end to end; None if it was not, or if the
-            measurement was stopped early because it was clearly behind.
+            measurement was stopped early because it was clearly behind or did not fit memory.
         ratios: The speedups by prompt, as far as measured.
     """
 
@@ -160,7 +160,10 @@ class MeasuredStudy:
                 continue
             n_repeats += 1  # nothing is measured twice; the sampler learns what is known
             trial.set_user_attr("repeats", tree.label())
-            self._study.tell(trial, _value(before))
+            if before.ratios:
+                self._study.tell(trial, _value(before))
+            else:
+                self._study.tell(trial, state=TrialState.FAIL)
         return self.candidates
 
     def _proposal(self, trial: Trial) -> tuple[str, TreeConfig]:
@@ -196,11 +199,15 @@ class MeasuredStudy:
         trial.set_user_attr("predicted_tau", prediction.tau)
         trial.set_user_attr("predicted_decode_speedup", prediction.decode_speedup)
         ratios: list[float] = []
-        for prompt, ratio in enumerate(measure(draft, tree)):
-            ratios.append(ratio)
-            trial.report(ratio, step=prompt)
-            if len(ratios) < n_prompts and trial.should_prune():
-                break
+        try:
+            for prompt, ratio in enumerate(measure(draft, tree)):
+                ratios.append(ratio)
+                trial.report(ratio, step=prompt)
+                if len(ratios) < n_prompts and trial.should_prune():
+                    break
+        except MemoryError:  # this tree is infeasible; the search goes on without it
+            self._study.tell(trial, state=TrialState.FAIL)
+            return Candidate(draft, tree, prediction)
         candidate = Candidate(draft, tree, prediction, ratios=tuple(ratios))
         if len(ratios) < n_prompts:
             self._study.tell(trial, state=TrialState.PRUNED)

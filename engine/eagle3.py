@@ -62,7 +62,7 @@ class Eagle3Config:
 class AppendOnlyCache(Protocol):
     """Where a layer leaves its keys and values and finds all of them again."""
 
-    def update(self, layer_index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, layer_index: int) -> tuple[Tensor, Tensor]:
         """Append [B, n_kv, n, hd] and return the layer's whole keys and values."""
         ...
 
@@ -225,7 +225,7 @@ class Eagle3Layer(nn.Module):
         rotated = rotate(heads[:, :, : n_heads + n_kv], *rotary).transpose(1, 2)
         queries, keys = rotated[:, :n_heads], rotated[:, n_heads:]
         values = heads[:, :, n_heads + n_kv :].transpose(1, 2)
-        keys, values = cache.update(self.index, keys, values)
+        keys, values = cache.update(keys, values, self.index)
         mixed = attend(queries, keys, values, mask, config.sliding_window)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return out

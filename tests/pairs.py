@@ -3,14 +3,20 @@
 Every folder is what a user would pass: weights, configuration, tokenizer and chat template.
 """
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
+import toy_profiles
 from tiny import tiny_model, twin_with_noise
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from engine.fingerprint import describe_device
+from engine.pair import LoadedTarget, load_draft
+from profiles import Profile
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 SPECIAL = ("<bos>", "<eos>", "<turn>")
@@ -86,3 +92,37 @@ def write_prompts(path: Path, n: int = 12, n_turns: int = 1) -> Path:
         records.append({"turns": [bytes(turn).decode() for turn in letters]})
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return path
+
+
+def save_heavy(target: Path, folder: Path, n_extra: int = 6) -> Path:
+    """Save a draft that says what the target says and costs several times as much."""
+    model = LlamaForCausalLM.from_pretrained(target)
+    n_layers = model.config.num_hidden_layers
+    heavy = small_llama(num_hidden_layers=n_layers + n_extra)
+    heavy.load_state_dict(model.state_dict(), strict=False)
+    with torch.no_grad():
+        for layer in heavy.model.layers[n_layers:]:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    return save(heavy, folder)
+
+
+def speculating_profile(
+    loaded: LoadedTarget, draft: str = "lookup", changes: dict[str, Any] | None = None
+) -> Profile:
+    """Return a profile that fits this machine, with invented evidence and `changes` made."""
+    facts = {
+        "target": loaded.ref.model_dump(mode="json"),
+        "draft": load_draft(draft, loaded).ref.model_dump(mode="json"),
+        "device": describe_device(loaded.target.device),
+        "sampling": {"temperature": 0.0},
+        "tree": {"depth": 3, "width": 2, "top_k": 2, "nodes": 5},
+        "measurements": None,
+    }
+    return toy_profiles.profile(facts | (changes or {}))
+
+
+def read(path: Path) -> bytes:
+    """Return what a written file holds, unpacked."""
+    data = path.read_bytes()
+    return gzip.decompress(data) if path.suffix == ".gz" else data

@@ -28,7 +28,7 @@ class ListCache:
     def __init__(self) -> None:
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def update(self, layer_index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, layer_index: int) -> tuple[Tensor, Tensor]:
         if layer_index in self.layers:
             old_keys, old_values = self.layers[layer_index]
             keys, values = torch.cat([old_keys, keys], 2), torch.cat([old_values, values], 2)

@@ -28,8 +28,11 @@ from transformers import (
     T5Config,
 )
 
-from engine import demo, loading
-from engine.loading import check_same_vocabulary, load_model, resolve_device, resolve_dtype
+from engine import demo, hub
+from engine.decodable import check_decodable, is_model
+from engine.devices import resolve_device, resolve_dtype
+from engine.loading import load_model
+from engine.vocabulary import check_same_vocabulary
 from profiles.errors import SpectuneError, UsageError
 
 N_WORDS = 64
@@ -259,6 +262,19 @@ def test_an_unreadable_config_is_refused(copy, content):
     assert "must have a config that transformers can read" in refusal(copy)
 
 
+def test_a_folder_counts_as_a_model_when_a_load_would_say_more_than_that_it_is_none(copy):
+    assert is_model(copy)
+    for path in copy.glob("tokenizer*"):
+        path.unlink()
+    assert not is_model(copy), "config and weights alone may be anything"
+    (copy / "config.json").unlink()
+    assert not is_model(copy)
+    for name in ("adapter_config.json", "tiny.gguf"):
+        (copy / name).touch()
+        assert is_model(copy)
+        (copy / name).unlink()
+
+
 # --- weights ------------------------------------------------------------------------------------
 
 
@@ -372,12 +388,19 @@ def test_real_configs_of_recurrent_models_are_refused_too(copy):
         assert "must take back rejected tokens" in refusal(copy)
 
 
-def test_a_hybrid_class_with_attention_layers_only_is_not_taken_for_recurrent(copy):
+def test_a_hybrid_class_with_attention_layers_only_is_not_taken_for_recurrent():
     config = GraniteMoeHybridConfig(num_hidden_layers=2, layer_types=["full_attention"] * 2)
-    loading._check_decodable(config, loading._Source("granite", "granite", copy))
+    check_decodable(config, "granite", trusted=False, unpacked=False)
     config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(SpectuneError, match="layers of type linear_attention"):
-        loading._check_decodable(config, loading._Source("granite", "granite", copy))
+        check_decodable(config, "granite", trusted=False, unpacked=False)
+
+
+def test_an_unknown_quantisation_matters_only_where_the_weights_are_not_unpacked():
+    config = llama_config(quantization_config={"quant_method": "zzz"})
+    check_decodable(config, "tiny", trusted=False, unpacked=True)
+    with pytest.raises(SpectuneError, match="is quantised as zzz"):
+        check_decodable(config, "tiny", trusted=False, unpacked=False)
 
 
 def remote_code(folder):
@@ -413,6 +436,18 @@ def test_remote_code_runs_only_with_the_flag(copy, tmp_path, monkeypatch):
 # --- hub ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["acme/tiny", "acme-1/tiny.v2_x", "0x/tiny"])
+def test_names_with_one_slash_are_hub_ids(name):
+    assert hub.is_hub_id(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny", "/acme/tiny", "./tiny", "acme/tiny/x", "acme/tiny.gguf", "acme/", "a b/c", ""]
+)
+def test_other_names_are_no_hub_ids(name):
+    assert not hub.is_hub_id(name)
+
+
 @pytest.fixture
 def hub_cache(tmp_path, monkeypatch):
     """An empty hub cache and a hub at a port where nothing listens."""
@@ -441,6 +476,64 @@ def test_a_model_in_the_hub_cache_loads_when_the_hub_does_not_answer(hub_cache, 
     loaded = load("acme/tiny")
     assert (loaded.id, loaded.revision, loaded.path) == ("acme/tiny", commit, snapshot)
     assert loaded.model.config.vocab_size == N_WORDS
+
+
+@pytest.fixture
+def served(saved, monkeypatch):
+    """A hub that answers and has one repository; its calls are recorded."""
+    import huggingface_hub
+
+    calls = []
+
+    def hf_hub_download(hub_id, name, *, local_files_only):
+        calls.append((hub_id, name, local_files_only))
+        return str(saved / name)
+
+    def snapshot_download(hub_id, **options):
+        calls.append((hub_id, options))
+        return str(saved)
+
+    monkeypatch.setattr(hub, "hub_answers", lambda: True)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return calls
+
+
+def test_a_snapshot_is_of_one_commit_and_leaves_copies_in_other_formats_out(served, saved):
+    from huggingface_hub.utils import filter_repo_objects
+
+    assert hub.download_snapshot("acme/tiny") == saved
+    config, (hub_id, options) = served
+    assert config == ("acme/tiny", "config.json", False)
+    assert (hub_id, options.pop("revision")) == ("acme/tiny", saved.name)
+    weights = ["model-00001-of-00002.safetensors", "pytorch_model.bin"]
+    texts = ["config.json", "generation_config.json", "model.safetensors.index.json"]
+    words = ["tokenizer.json", "tokenizer.model", "spiece.model", "vocab.txt", "merges.txt"]
+    wanted = [*weights, *texts, *words, "qwen.tiktoken", "chat_template.jinja"]
+    others = ["onnx/model.onnx", "onnx/config.json", "original/model.safetensors", "tiny.gguf"]
+    others += ["optimizer.bin", "consolidated.safetensors", "README.md", "flax_model.msgpack"]
+    assert list(filter_repo_objects([*wanted, *others], **options)) == wanted
+
+
+def test_a_download_that_stops_is_one_sentence(served, monkeypatch):
+    import huggingface_hub
+
+    class ConnectionDropped(Exception):  # like those of httpx: no OSError
+        pass
+
+    def drop(*args, **options):
+        raise ConnectionDropped("peer closed connection")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", drop)
+    with pytest.raises(SpectuneError, match="stopped with 'peer closed connection'; run again"):
+        hub.download_snapshot("acme/tiny")
+
+
+def test_an_unknown_id_is_refused_alike_for_models_and_snapshots(hub_cache):
+    sentence = refusal("acme/nothing-here")
+    with pytest.raises(SpectuneError) as caught:
+        hub.download_snapshot("acme/nothing-here")
+    assert str(caught.value) == sentence
 
 
 class UnknownRepository(http.server.BaseHTTPRequestHandler):
@@ -712,4 +805,4 @@ def test_the_cache_follows_the_environment(monkeypatch, tmp_path):
 
 
 def test_the_head_lies_inside_the_package():
-    assert demo.demo_head_path() == Path(loading.__file__).parent / "demo_head"
+    assert demo.demo_head_path() == Path(demo.__file__).parent / "demo_head"

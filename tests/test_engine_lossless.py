@@ -5,28 +5,29 @@ import random
 import pytest
 from lossless_cases import DRAFTS, Verdict, judge, random_wanted
 
+N_CASES = 300
 
-def run_cases(seed: int, n_cases: int) -> Verdict:
-    rng, verdict = random.Random(seed), Verdict()
-    while verdict.n_cases < n_cases:
+
+@pytest.fixture(scope="module")
+def verdict() -> Verdict:
+    """Decode random requests in every way, once for all tests here."""
+    rng, verdict = random.Random(0), Verdict()
+    while verdict.n_cases < N_CASES:
         judge(random_wanted(rng), rng, verdict)
     return verdict
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_b04_b08_no_draft_and_no_tree_changes_the_text(seed: int) -> None:
+def test_b04_b08_no_draft_and_no_tree_changes_the_text(verdict: Verdict) -> None:
     """Speculative ids are plain ids and those of `transformers.generate`, for random requests,
-    drafts and trees, and they end for the same reason."""
-    verdict = run_cases(seed, 60)
+    drafts and trees, and they end for the same reason. In float64 near-ties are very rare."""
     assert not verdict.differences
-    assert verdict.near_ties <= 1
-    assert verdict.n_cases >= 60
+    assert verdict.near_ties <= 2
 
 
-def test_every_draft_of_the_cases_is_accepted_sometimes() -> None:
+def test_every_draft_of_the_cases_is_tried_and_the_good_ones_are_accepted(
+    verdict: Verdict,
+) -> None:
     """A draft that is never right would test nothing but rejection."""
-    verdict = run_cases(100, 90)
-    assert not verdict.differences
     assert set(verdict.n_accepted) == set(DRAFTS)
-    for name in ("twin", "noisy twin", "noisier twin", "lookup", "fitted head"):
+    for name in ("twin", "noisy twin", "noisier twin", "lookup", "other lookup", "fitted head"):
         assert verdict.n_accepted[name] >= 10, name
