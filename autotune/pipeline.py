@@ -12,6 +12,7 @@ from .costing import measure_costs
 from .job import Job, Models, prepare
 from .plan import Plan, Stopwatch, plan_of
 from .predicting import Predictor
+from .probing import probe_drafts
 from .progress import Silent
 from .proving import choose_rungs, prove
 from .racing import Race, contenders
@@ -63,6 +64,9 @@ def tune(
         unseen = record_answers(job, job.sample.holdout, progress, "Tracing the holdout")
         _check_texts(texts)
 
+    with watch.step("probe"):  # which layers and which rotary base each head was trained with
+        job, probes = probe_drafts(job, flatten(texts), progress)
+
     with watch.step("cost"):  # 4: what a round costs here
         costs = measure_costs(job, flatten(texts), progress)
 
@@ -76,7 +80,7 @@ def tune(
             rungs = choose_rungs(measured)
             proof = prove(job, rungs, unseen, progress) if rungs and unseen else None
 
-        profile = build_profile(job, costs, predicted, measured, rungs, proof, out)  # 7
+        profile = build_profile(job, probes, costs, predicted, measured, rungs, proof, out)  # 7
         save_all(profile, build_measurements(costs, predictor, predicted, measured), study, out)
     progress.say(watch.text())
     return profile

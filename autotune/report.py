@@ -4,7 +4,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from profiles import Evidence, Profile, TreeConfig
+from profiles import Evidence, ProbedValue, Profile, TreeConfig
 
 
 def print_profile(profile: Profile, console: Console) -> None:
@@ -16,6 +16,7 @@ def print_profile(profile: Profile, console: Console) -> None:
         ("decision", f"[bold]{profile.decision}[/bold]: {profile.reason}"),
         ("target", f"{profile.target.id} ({profile.target.dtype})"),
         ("draft", draft_label(profile)),
+        ("probe", probe_label(profile)),
         ("tree", profile.tree.label()),
         ("device", f"{device.name}, {device.threads} threads, torch {device.torch}"),
         (
@@ -31,6 +32,8 @@ def print_profile(profile: Profile, console: Console) -> None:
         if value is not None:
             facts.add_row(key, value)
     console.print(facts, highlight=False)
+    if _was_corrected(profile):
+        console.print(probe_table(profile), highlight=False)
     if profile.evidence or profile.alternatives:
         console.print(evidence_table(profile), highlight=False)
 
@@ -85,6 +88,45 @@ def draft_label(profile: Profile) -> str:
     if draft.parameters is None:
         return draft.kind
     return f"{draft.id} ({draft.kind}, {draft.parameters / 1e6:.1f}M parameters)"
+
+
+def probe_label(profile: Profile) -> str | None:
+    """Return what was found about the conventions of an EAGLE-3 head, in words."""
+    if not profile.probe:
+        return None
+    used = next(v for v in reversed(profile.probe) if v.verdict in ("kept", "chosen"))
+    right = f"right on {100 * used.agreement:.1f} % of {used.n_tokens} tokens"
+    if _was_corrected(profile):
+        return f"{right}, read otherwise than its config says"
+    return f"{right}, read as its config says"
+
+
+def probe_table(profile: Profile) -> Table:
+    """Return every reading of the head's conventions that was tried."""
+    table = Table(title="Readings of the head's config", box=SIMPLE)
+    for column in ("what", "value"):
+        table.add_column(column)
+    for column in ("agreement", "tokens", "p"):
+        table.add_column(column, justify="right")
+    table.add_column("verdict")
+    for row in profile.probe:
+        table.add_row(*_probe_cells(row), style="bold" if row.verdict == "chosen" else None)
+    return table
+
+
+def _probe_cells(row: ProbedValue) -> list[str]:
+    return [
+        row.what.replace("_", " "),
+        f"{row.value:g}" if isinstance(row.value, float) else str(list(row.value)),
+        f"{100 * row.agreement:.1f} %",
+        str(row.n_tokens),
+        "" if row.p_value is None else f"{row.p_value:.2g}",
+        row.verdict,
+    ]
+
+
+def _was_corrected(profile: Profile) -> bool:
+    return any(row.verdict == "chosen" for row in profile.probe)
 
 
 def noise_label(profile: Profile) -> str | None:

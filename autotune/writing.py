@@ -1,7 +1,7 @@
 """Step 7: the profile and the measurements behind it."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +16,7 @@ from profiles import (
     LatencyPoint,
     MeasuredTree,
     Measurements,
+    ProbedValue,
     Profile,
     RunnerUp,
     Score,
@@ -41,6 +42,7 @@ N_RUNNERS_UP = 5
 
 def build_profile(
     job: "Job",
+    probes: Mapping[str, Sequence[ProbedValue]],
     costs: CostModel,
     predicted: Sequence[Candidate],
     measured: Sequence[Candidate],
@@ -80,6 +82,7 @@ def build_profile(
             for i, (rung, evidence) in enumerate(judged)
             if i != winner
         ],
+        probe=probes.get(leader.draft, ()),
         noise=job.noise,
         cost_model=costs.summary(leader.draft),
         search=SearchSummary(

@@ -38,7 +38,10 @@ def say(text: str) -> None:
 
 
 def publish(
-    figures: Mapping[str, Any], conditions: Mapping[str, Any], tables: Sequence[Table], as_json: bool
+    figures: Mapping[str, Any],
+    conditions: Mapping[str, Any],
+    tables: Sequence[Table],
+    as_json: bool,
 ) -> None:
     """Print the result: one JSON document, or tables with the conditions below them."""
     if as_json:

@@ -8,15 +8,15 @@ much the text repeats itself, since loops flatter every draft.
 
 from collections.abc import Sequence
 
+import torch
 from common import DOMAINS, conditions, parser, publish, say, table
 
-import torch
+from autotune.prompts import read_prompts
+from autotune.sample import render
 from engine.pair import load_draft, load_target
 from engine.replay import Replay
 from engine.trace import Trace, record
 from profiles import Sampling, TreeConfig
-from autotune.prompts import read_prompts
-from autotune.sample import render
 
 CHAIN = TreeConfig.chain(3)
 TREE = TreeConfig(depth=5, width=4, top_k=4, nodes=10)
@@ -74,7 +74,9 @@ def main() -> None:
                 len(r.n_emitted) for r in rounds
             )
         tried, by_rank = replay.acceptance()
-        accepted[domain] = [[n / max(1, t) for n in row] for t, row in zip(tried, by_rank)]
+        accepted[domain] = [
+            [n / max(1, t) for n in row] for t, row in zip(tried, by_rank, strict=True)
+        ]
         figures[domain] = {
             "agreement_step0": accepted[domain][0][0],
             **taus,

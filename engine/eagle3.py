@@ -5,8 +5,9 @@ Training-Time Test" (arXiv 2503.01840) with the variants found in public checkpo
 tensors only: no files, no trees, no rounds.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -108,6 +109,25 @@ class Eagle3Head(nn.Module):
     def n_parameters(self) -> int:
         """Weights of the head, the shared embedding not counted."""
         return sum(p.numel() for p in self.parameters())
+
+    def variant(
+        self, *, feature_layers: Sequence[int] | None = None, rope_theta: float | None = None
+    ) -> "Eagle3Head":
+        """Return this head with other conventions and the same weights, which are shared.
+
+        Args:
+            feature_layers: Layers of the target that feed it; its own if None.
+            rope_theta: Base of the rotary angles; its own if None.
+        """
+        config = self.config
+        if feature_layers is not None:
+            config = replace(config, feature_layers=tuple(feature_layers))
+        if rope_theta is not None:
+            config = replace(config, rope={**config.rope, "rope_theta": rope_theta})
+        twin = copy.copy(self)
+        twin.config = config
+        twin._inv_freq, twin._rotary_scale = rotary_frequencies(config)
+        return twin
 
     def fuse(self, features: Tensor) -> Tensor:
         """Project concatenated target features [.., n_features * Ht] to hidden states [.., H]."""

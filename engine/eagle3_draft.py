@@ -4,6 +4,8 @@ Committed pairs carry the target's own features; the states a head feeds back to
 it grows a tree are forgotten with the tree.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -19,25 +21,31 @@ class Eagle3Draft(BeamDraft):
     first_token = 1  # a pair needs the token before its own
 
     def __init__(self, head: Eagle3Head) -> None:
-        self._head = head
+        self.head = head
         self.feature_layers = head.config.feature_layers
         self.max_top_k = head.config.draft_vocab_size
         self._window = head.config.sliding_window
 
+    def variant(
+        self, *, feature_layers: Sequence[int] | None = None, rope_theta: float | None = None
+    ) -> "Eagle3Draft":
+        """Return the draft of the same weights under other conventions; see `Eagle3Head`."""
+        return Eagle3Draft(self.head.variant(feature_layers=feature_layers, rope_theta=rope_theta))
+
     def new_cache(self, capacity: int) -> KVCache:
-        return KVCache(self._head.config.n_layers, capacity)
+        return KVCache(self.head.config.n_layers, capacity)
 
     def extend(
         self, tokens: list[int], features: Tensor | None, cache: KVCache, last_only: bool
     ) -> tuple[Tensor, Tensor | None]:
         assert features is not None and len(features) == len(tokens)  # noqa: S101
-        hidden = self._head.fuse(features)
+        hidden = self.head.fuse(features)
         positions = torch.arange(cache.length, cache.length + len(tokens), device=hidden.device)
         ids = torch.tensor(tokens, device=hidden.device)
         hidden = self._run(ids, hidden, positions, cache, None)
         if last_only:
             hidden = hidden[-1:]
-        return self._head.logits(hidden), hidden
+        return self.head.logits(hidden), hidden
 
     def expand(
         self,
@@ -55,10 +63,10 @@ class Eagle3Draft(BeamDraft):
             keys = torch.cat([cache.positions[: cache.length].to(positions.device), positions])
             mask = mask & (positions[:, None] - keys[None, :] < self._window)
         hidden = self._run(tokens, hidden, positions, cache, mask[None, None])
-        return self._head.logits(hidden), hidden
+        return self.head.logits(hidden), hidden
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
-        return self._head.to_target(draft_ids)
+        return self.head.to_target(draft_ids)
 
     def _run(
         self,
@@ -69,5 +77,5 @@ class Eagle3Draft(BeamDraft):
         mask: Tensor | None,
     ) -> Tensor:
         cache.note_positions(positions)
-        out: Tensor = self._head(tokens[None], hidden[None], positions[None], cache, mask)
+        out: Tensor = self.head(tokens[None], hidden[None], positions[None], cache, mask)
         return out[0]

@@ -6,7 +6,9 @@ from autotune import Models, Settings, tune
 from autotune.progress import OnTerminal
 
 
-def main(prompts: str, target: str = "demo", draft: str = "lookup", out: str = "tuned.yaml") -> None:
+def main(
+    prompts: str, target: str = "demo", draft: str = "lookup", out: str = "tuned.yaml"
+) -> None:
     """Write the profile of a short job and print its decision."""
     models = Models(target=target, drafts=[draft])
     profile = tune(models, prompts, out, settings=Settings.quick(), progress=OnTerminal())

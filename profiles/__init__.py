@@ -18,6 +18,7 @@ from .measurements import (
     measurements_path,
     save_measurements,
 )
+from .probe import ProbedValue
 from .schema import SCHEMA_VERSION, Profile
 from .strict import format_validation_error, validated
 from .summaries import CostModelSummary, CostTable, ErrorSummary, Noise, RunnerUp, SearchSummary
@@ -42,6 +43,7 @@ __all__ = [
     "Measurements",
     "Mismatch",
     "Noise",
+    "ProbedValue",
     "Profile",
     "RunnerUp",
     "Sampling",

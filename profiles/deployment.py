@@ -7,9 +7,16 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from .strict import AtLeastOne, Count, Number, Positive, StrictModel, Text, broken_rule
+from .strict import AtLeastOne, Count, Items, Number, Positive, StrictModel, Text, broken_rule
 
 DraftKind = Literal["eagle3", "model", "lookup", "none"]
+
+# How a head is fed and rotated. The base is kept to the last digit: it is computed with.
+FeatureLayers = Annotated[Items[Count], Field(min_length=1)]
+RopeTheta = Annotated[float, Field(gt=0)]
+
+_OWNERS = {"min_match": "lookup", "max_match": "lookup"}
+_OWNERS |= {"feature_layers": "eagle3", "rope_theta": "eagle3"}
 
 
 def _hex64(value: str) -> str:
@@ -52,6 +59,13 @@ class DraftRef(StrictModel):
     max_match: AtLeastOne | None = Field(
         default=None, description="longest suffix looked up, tokens"
     )
+    feature_layers: FeatureLayers | None = Field(
+        default=None,
+        description="target hidden states that feed the head, 0 = embeddings; missing = config's",
+    )
+    rope_theta: RopeTheta | None = Field(
+        default=None, description="base of the head's rotary angles; missing = its config's"
+    )
 
     @property
     def has_weights(self) -> bool:
@@ -63,16 +77,17 @@ class DraftRef(StrictModel):
         if self.has_weights and self.id is None:
             rule = f"kind {self.kind} needs it; give the draft's folder or hub id"
             raise broken_rule(rule, at=("id",))
+        for name, owner in _OWNERS.items():
+            value = getattr(self, name)
+            if value is not None and self.kind != owner:
+                rule = f"only kind {owner} has it; remove it or set kind to {owner}"
+                raise broken_rule(rule, at=(name,), value=value)
         if self.kind != "lookup":
-            for name in ("min_match", "max_match"):
-                value = getattr(self, name)
-                if value is not None:
-                    rule = "only kind lookup has it; remove it or set kind to lookup"
-                    raise broken_rule(rule, at=(name,), value=value)
-        elif self.min_match is None or self.max_match is None:
+            return self
+        if self.min_match is None or self.max_match is None:
             name = "min_match" if self.min_match is None else "max_match"
             raise broken_rule("kind lookup needs it; give a number of tokens", at=(name,))
-        elif self.min_match > self.max_match:
+        if self.min_match > self.max_match:
             rule = f"it must not exceed max_match, which is {self.max_match}; lower it"
             raise broken_rule(rule, at=("min_match",), value=self.min_match)
         return self

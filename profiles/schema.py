@@ -10,6 +10,7 @@ from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, mode
 
 from .deployment import Device, Domain, DraftRef, Sampling, TargetRef
 from .evidence import Alternative, Evidence
+from .probe import ProbedValue
 from .strict import Items, StrictModel, Text, broken_rule
 from .summaries import CostModelSummary, Noise, SearchSummary
 from .tree import TreeConfig
@@ -63,6 +64,10 @@ class Profile(StrictModel):
     evidence: Evidence | None = Field(default=None, description="proof for `tree`; none for plain")
     alternatives: Items[Alternative] = Field(
         default=(), description="other trees judged on the holdout"
+    )
+    probe: Items[ProbedValue] = Field(
+        default=(),
+        description="conventions an EAGLE-3 draft was probed under; the first is its own",
     )
     noise: Noise | None = Field(default=None, description="steadiness of the machine")
     cost_model: CostModelSummary | None = Field(

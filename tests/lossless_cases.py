@@ -100,9 +100,7 @@ class Wanted:
             draft,
             self.prompt,
             Sampler(self.sampling, self.seed, processors),
-            StopRules(
-                self.max_new_tokens, self.eos_ids, self.stop_strings, tokenizer=TOKENIZER
-            ),
+            StopRules(self.max_new_tokens, self.eos_ids, self.stop_strings, tokenizer=TOKENIZER),
         )
 
 
@@ -198,9 +196,7 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int:
 @lru_cache(maxsize=32)
 def _model(kind: str, n_layers: int, seed: int, attention: str) -> PreTrainedModel:
     attention = "eager" if kind == "gemma2" else attention
-    return tiny_model(
-        kind, seed, num_hidden_layers=n_layers, attn_implementation=attention
-    )
+    return tiny_model(kind, seed, num_hidden_layers=n_layers, attn_implementation=attention)
 
 
 def random_wanted(rng: random.Random) -> Wanted:

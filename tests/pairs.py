@@ -68,7 +68,7 @@ def save_noisy_copy(target: Path, folder: Path, amount: float = 0.1) -> Path:
     return save(twin_with_noise(LlamaForCausalLM.from_pretrained(target), amount), folder)
 
 
-def save_cycle(folder: Path, length: int = 6) -> Path:
+def save_cycle(folder: Path, length: int = 3) -> Path:
     """Save a target that repeats `length` tokens for ever, so that looking back always pays."""
     model = small_llama(tie_word_embeddings=False, hidden_size=264)
     with torch.no_grad():

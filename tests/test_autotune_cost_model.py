@@ -52,7 +52,9 @@ def round_time(
 def probes(rng: np.random.Generator, noise: float = 0.0, n: int = 25) -> list[RoundTime]:
     times = []
     for n_nodes in (0, *VERIFY_PROBES):
-        tree = PLAIN if n_nodes == 0 else TreeConfig(depth=1, width=1, top_k=n_nodes, nodes=n_nodes)
+        tree = (
+            PLAIN if n_nodes == 0 else TreeConfig(depth=1, width=1, top_k=n_nodes, nodes=n_nodes)
+        )
         for _ in range(n):
             drift = rng.uniform(0.8, 1.25)
             times.append(round_time(tree, 0, n_nodes, drift=drift, noise=rng.lognormal(0, noise)))

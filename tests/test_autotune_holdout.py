@@ -23,9 +23,7 @@ from autotune.holdout import (
 
 def times_of(ratios: "np.ndarray | list[float]", plain_s: float = 2.0) -> PairedTimes:
     """Return the times of prompts with these speedups."""
-    return PairedTimes(
-        (plain_s,) * len(ratios), tuple(float(plain_s / ratio) for ratio in ratios)
-    )
+    return PairedTimes((plain_s,) * len(ratios), tuple(float(plain_s / ratio) for ratio in ratios))
 
 
 @pytest.mark.parametrize("n_rungs", range(1, MAX_RUNGS + 1))

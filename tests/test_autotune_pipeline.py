@@ -51,10 +51,10 @@ from profiles import (
 from profiles.errors import SpectuneError
 
 TINY = Settings(
-    n_tune=4,
+    n_tune=3,
     n_holdout=8,
-    n_race=4,
-    max_new_tokens=24,
+    n_race=3,
+    max_new_tokens=12,
     n_trials=4,
     n_probe_rounds=2,
     max_nodes=6,
@@ -73,7 +73,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "noisy": save_noisy_copy(target, base / "noisy"),
         "heavy": save_heavy(target, base / "heavy"),
         "hostile": save(small_llama(seed=7), base / "hostile"),
-        "cycle": save_cycle(base / "cycle"),
+        "cycle": save_cycle(base / "cycle", length=3),
         "prompts": write_prompts(base / "prompts.jsonl"),
         "turns": write_prompts(base / "turns.jsonl", n_turns=2),
     }
@@ -141,7 +141,7 @@ def test_a_job_on_real_times_writes_a_whole_profile(
     check_consistent(profile, out, TINY.n_trials)
     assert profile.target.id == folders["target"]
     assert profile.domain.name == "prompts"
-    assert (profile.domain.n_tune, profile.domain.n_holdout) == (4, 8)
+    assert (profile.domain.n_tune, profile.domain.n_holdout) == (3, 8)
     drafts = {score.draft for score in load_measurements(measurements_path(out)).scores}
     assert drafts == {"lookup", folders["noisy"]}
 
@@ -217,7 +217,7 @@ def test_a_single_prompt_is_insufficient_evidence(
     assert profile.reason.startswith("Insufficient evidence, ")
 
 
-@pytest.mark.parametrize("n_holdout", [1, 2, 5])
+@pytest.mark.parametrize("n_holdout", [1, 5])
 def test_a_small_holdout_is_insufficient_evidence_and_asks_for_the_missing_prompts(
     folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_holdout: int
 ) -> None:
@@ -229,7 +229,7 @@ def test_a_small_holdout_is_insufficient_evidence_and_asks_for_the_missing_promp
     assert f"Insufficient evidence, about {8 - n_holdout} more prompts" in profile.reason
 
 
-@pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize("max_new_tokens", [2, 5, 6])
 def test_very_short_answers_end_in_a_profile_or_in_one_sentence(
     folders: dict[str, str], tmp_path: Path, max_new_tokens: int
 ) -> None:
@@ -266,7 +266,7 @@ def test_no_text_reaches_a_file(
         for text in json.loads(line)["turns"]:
             assert text[:8].encode() not in written
             assert str([*text.encode()])[1:30].encode() not in written
-    assert b"abcdefabcdef" not in written  # what this target answers
+    assert b"abcabcabc" not in written  # what this target answers
 
 
 def test_a_sampled_job_records_its_sampling(folders: dict[str, str], tmp_path: Path) -> None:
@@ -317,8 +317,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("module", ["racing", "proving"])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize(
+    ("module", "error"), [("racing", KeyboardInterrupt), ("proving", RuntimeError)]
+)
 def test_a_job_that_is_stopped_leaves_every_file_as_it_was(
     folders: dict[str, str],
     tmp_path: Path,
@@ -364,7 +365,7 @@ def after(n, real):
     return run
 
 moments = (
-    (autotune.racing, "run_forced", 3), (autotune.racing, "run_forced", 20),
+    (autotune.racing, "run_forced", 3),
     (autotune.proving, "run_forced", 5), (autotune.proving, "plain_over_generate", 1),
     (profiles.io.os, "fsync", 1), (profiles.io.os, "fsync", 2),
 )
@@ -393,11 +394,9 @@ def test_a_killed_job_leaves_the_old_profile_whole(
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 6
-    for line in lines[:4]:
+    assert len(lines) == 5
+    for line in lines:
         assert line.endswith("True True toy-code-epyc"), line
-    for line in lines[4:]:  # whether the measurements or the profile come first is not promised
-        assert "toy-code-epyc" in line or "cycle" in line
     profile = run_job(folders, out, "lookup", target="cycle")  # nothing left behind is in the way
     assert load(out) == profile
 

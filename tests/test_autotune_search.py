@@ -41,7 +41,9 @@ def predicted(tree: TreeConfig, speedup: float, draft: str = "head") -> Candidat
 
 
 def predict(draft: str, tree: TreeConfig) -> Prediction:
-    return PLAIN_PREDICTION if tree.is_plain else Prediction(1 + tree.depth / 2, 1 + tree.depth / 4)
+    return (
+        PLAIN_PREDICTION if tree.is_plain else Prediction(1 + tree.depth / 2, 1 + tree.depth / 4)
+    )
 
 
 class Objective:
@@ -189,7 +191,11 @@ def test_the_rungs_are_the_leader_then_a_shallow_tree_and_a_chain() -> None:
     def ahead(tree: TreeConfig, speedup: float, expected: float) -> Candidate:
         return Candidate("head", tree, Prediction(expected, 1), speedup, (speedup,) * N_PROMPTS)
 
-    leader, shallow, chain = ahead(DEEP, 1.5, 1.2), ahead(SHALLOW, 1.2, 1.3), ahead(CHAIN, 1.1, 1.1)
+    leader, shallow, chain = (
+        ahead(DEEP, 1.5, 1.2),
+        ahead(SHALLOW, 1.2, 1.3),
+        ahead(CHAIN, 1.1, 1.1),
+    )
     wide = ahead(TreeConfig(depth=5, width=3, top_k=3, nodes=12), 1.4, 1.9)
     assert choose_rungs([chain, wide, shallow, leader]) == [leader, shallow, chain]
     assert choose_rungs([chain]) == [chain]

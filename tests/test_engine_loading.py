@@ -518,11 +518,11 @@ def test_a_snapshot_is_of_one_commit_and_leaves_copies_in_other_formats_out(serv
 def test_a_download_that_stops_is_one_sentence(served, monkeypatch):
     import huggingface_hub
 
-    class ConnectionDropped(Exception):  # like those of httpx: no OSError
+    class ConnectionDroppedError(Exception):  # no OSError, like those of httpx
         pass
 
     def drop(*args, **options):
-        raise ConnectionDropped("peer closed connection")
+        raise ConnectionDroppedError("peer closed connection")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", drop)
     with pytest.raises(SpectuneError, match="stopped with 'peer closed connection'; run again"):

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from pairs import SPECIAL, VOCAB, save, save_noisy_copy, save_target, small_llama
-from pairs import tokenizer as pair_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from engine import pair
@@ -15,6 +13,8 @@ from engine.eagle3 import Eagle3Config, Eagle3Head
 from engine.eagle3_checkpoint import save_eagle3
 from engine.fingerprint import weights_sha256
 from engine.pair import draft_of, load_draft, load_target
+from pairs import SPECIAL, VOCAB, save, save_noisy_copy, save_target, small_llama
+from pairs import tokenizer as pair_tokenizer
 from profiles import PLAIN, DraftRef, Sampling, TreeConfig
 from profiles.errors import SpectuneError, UsageError
 
@@ -387,8 +387,13 @@ def test_text_stays_the_targets_whatever_the_rows_of_the_draft(
 
 def test_plain_text_of_a_padded_target_is_that_of_transformers(padded_folder, padded):
     model = LlamaForCausalLM.from_pretrained(padded_folder, dtype=torch.float64)
+    ids = torch.tensor([PROMPT])
     reference = model.generate(
-        torch.tensor([PROMPT]), max_new_tokens=60, do_sample=False, pad_token_id=0
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=60,
+        do_sample=False,
+        pad_token_id=0,
     )
     assert generate(padded).token_ids == reference[0, len(PROMPT) :].tolist()
 

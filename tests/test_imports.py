@@ -46,7 +46,8 @@ def test_light_commands_and_imports_load_no_torch(tmp_path: Path, code: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("stray", "package"), [("engine", "autotune"), ("profiles", "autotune"), ("profiles", "engine")]
+    ("stray", "package"),
+    [("engine", "autotune"), ("profiles", "autotune"), ("profiles", "engine")],
 )
 def test_a_stray_module_beside_a_script_is_named_in_one_sentence(
     tmp_path: Path, stray: str, package: str

@@ -131,7 +131,10 @@ def _fit(head: Eagle3Head, target: Target, texts: Sequence[Sequence[int]]) -> No
         n = len(text) - 2
         cache = KVCache(head.config.n_layers, n)
         hidden = head(
-            torch.tensor([text[1:-1]]), head.fuse(features[None, :-2]), torch.arange(n)[None], cache
+            torch.tensor([text[1:-1]]),
+            head.fuse(features[None, :-2]),
+            torch.arange(n)[None],
+            cache,
         )
         states.append(head.norm(hidden)[0])
         assert head.target_ids is not None

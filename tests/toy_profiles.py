@@ -42,6 +42,11 @@ alternatives:
     tau: 1.5
     break_even_tau: 1.5
     plain_tokens_per_s: 61.0
+probe:
+- {{what: feature_layers, value: [2, 4, 5], agreement: 0.61, n_tokens: 2000, verdict: kept}}
+- {{what: feature_layers, value: [3, 5, 6], agreement: 0.2, n_tokens: 2000, p_value: 0.0,
+  verdict: rejected}}
+- {{what: rope_theta, value: 10000.0, agreement: 0.61, n_tokens: 2000, verdict: kept}}
 noise: {{spread: 0.01, drift: -0.02}}
 cost_model:
   reference_ms: 16.4
