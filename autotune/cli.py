@@ -87,7 +87,7 @@ def _add_tune(subparsers: Subparsers) -> None:
     ):
         command.add_argument(f"--{name}", type=int, metavar="N", help=text)
     command.add_argument("--seed", type=int, default=0, help="seed of the whole job (default: 0)")
-    _add_sampling(command, default=0.0)
+    _add_sampling(command, "greedy")
     command.add_argument("--raw", action="store_true", help="leave out the chat template")
 
 
@@ -114,7 +114,7 @@ def _add_run(subparsers: Subparsers) -> None:
     )
     command.add_argument("--raw", action="store_true", help="leave out the chat template")
     command.add_argument("--device", help="default: the kind the profile was made on")
-    _add_sampling(command, default=None)
+    _add_sampling(command, "as in the profile")
 
 
 def _add_show(subparsers: Subparsers) -> None:
@@ -141,8 +141,8 @@ def _add_device(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_sampling(command: argparse.ArgumentParser, default: float | None) -> None:
-    source = "the profile's" if default is None else "0, greedy"
-    command.add_argument("--temperature", type=float, default=default, help=f"default: {source}")
-    command.add_argument("--sample-top-k", type=int, default=0, metavar="K", help="0 is off")
-    command.add_argument("--sample-top-p", type=float, default=1.0, metavar="P", help="1 is off")
+def _add_sampling(command: argparse.ArgumentParser, default: str) -> None:
+    sampling = command.add_argument_group(f"sampling (default: {default})")
+    sampling.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
+    sampling.add_argument("--sample-top-k", type=int, metavar="K", help="0 is off")
+    sampling.add_argument("--sample-top-p", type=float, metavar="P", help="1 is off")

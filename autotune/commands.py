@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profiles import (
+    GREEDY,
     Sampling,
     load,
     load_measurements,
@@ -88,7 +89,7 @@ def run(arguments: argparse.Namespace) -> None:
         decoder = SpeculativeDecoder.from_profile(
             profile,
             device=arguments.device,
-            sampling=None if arguments.temperature is None else _sampling(arguments),
+            sampling=_sampling(arguments, profile.sampling),
             trust=arguments.trust,
         )
     prompts = _prompts(arguments)
@@ -205,17 +206,23 @@ def _settings(arguments: argparse.Namespace) -> Any:
         )
         if value is not None
     }
-    changes |= {"sampling": _sampling(arguments), "seed": arguments.seed, "raw": arguments.raw}
+    changes |= {
+        "sampling": _sampling(arguments, GREEDY),
+        "seed": arguments.seed,
+        "raw": arguments.raw,
+    }
     return Settings.quick(**changes) if arguments.quick else Settings(**changes)
 
 
-def _sampling(arguments: argparse.Namespace) -> Sampling:
-    data = {
+def _sampling(arguments: argparse.Namespace, default: Sampling) -> Sampling:
+    """Return the sampling asked for; what was not given is the default's."""
+    given = {
         "temperature": arguments.temperature,
         "top_k": arguments.sample_top_k,
         "top_p": arguments.sample_top_p,
     }
-    return validated(Sampling, data, "the sampling options")
+    changes = {name: value for name, value in given.items() if value is not None}
+    return validated(Sampling, default.model_dump() | changes, "the sampling options")
 
 
 def _set_threads(threads: int | None) -> None:

@@ -115,13 +115,18 @@ def prepare(
     names = dict.fromkeys(models.drafts)
     drafts = {name: load_draft(name, loaded, progress.say) for name in names}
     longest = (loaded.target.max_positions or 2**31) - settings.max_new_tokens
+    if longest < 1:
+        raise UsageError(
+            f"max_new_tokens must leave room for a prompt in the target's "
+            f"{loaded.target.max_positions} positions, but is {settings.max_new_tokens}; lower it"
+        )
     sample = build_sample(
         records,
         loaded.tokenizer,
         seed=settings.seed,
         n_tune=settings.n_tune,
         n_holdout=settings.n_holdout,
-        max_prompt_tokens=max(1, min(settings.max_prompt_tokens, longest)),
+        max_prompt_tokens=min(settings.max_prompt_tokens, longest),
         raw=settings.raw,
     )
     progress.say(sample.summary())

@@ -87,9 +87,11 @@ def _evidence(
     n_rounds = sum(run.stats.n_rounds for run in speculative)
     n_round_tokens = sum(run.stats.n_round_tokens for run in speculative)
     plain_rounds = sum(run.stats.n_rounds for run in plain)
-    plain_token_s = sum(run.decode_s for run in plain) / plain_rounds
-    tau = n_round_tokens / n_rounds
-    break_even = sum(run.decode_s for run in speculative) / n_rounds / plain_token_s
+    tau = break_even = 1.0
+    if n_rounds and plain_rounds:  # else every answer is the prefill's single token
+        tau = n_round_tokens / n_rounds
+        plain_token_s = sum(run.decode_s for run in plain) / plain_rounds
+        break_even = sum(run.decode_s for run in speculative) / n_rounds / plain_token_s
     device = "same threads" if loaded.target.device.type == "cpu" else "same device"
     return Evidence(
         baseline=f"plain decoding on this engine, same dtype, {device}",

@@ -1,8 +1,8 @@
 """The settings of a tuning job, each written once with its default."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from profiles import Sampling
+from profiles import GREEDY, Sampling
 from profiles.errors import UsageError
 
 
@@ -36,7 +36,7 @@ class Settings:
     max_nodes: int = 64
     max_depth: int = 8
     max_lookup_depth: int = 16
-    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
+    sampling: Sampling = GREEDY
     seed: int = 0
     raw: bool = False
 

@@ -5,7 +5,7 @@ layers keep their whole past here; the window is a matter of the mask, which let
 back after the window has been passed.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,6 +73,20 @@ class KVLayer(CacheLayerMixin):
         return -1
 
 
+class LayerStates(NamedTuple):
+    """What one layer holds after `KVCache.extend`.
+
+    Attributes:
+        new: Keys and values of the added tokens, to be written: [2, n, n_kv_heads, head_dim].
+        keys: All keys, the new ones included: [1, n_kv_heads, length, head_dim].
+        values: All values.
+    """
+
+    new: Tensor
+    keys: Tensor
+    values: Tensor
+
+
 class KVCache(Cache):
     """The cache of one sequence.
 
@@ -87,11 +101,53 @@ class KVCache(Cache):
     def __init__(self, n_layers: int, capacity: int) -> None:
         super().__init__(layers=[KVLayer(capacity) for _ in range(n_layers)])
         self.positions = torch.zeros(capacity, dtype=torch.int64)
+        self._states: Tensor | None = None  # [n_layers, 2, 1, n_kv_heads, capacity, head_dim]
 
     @property
     def length(self) -> int:
         """Tokens held."""
         return self.layers[0].length
+
+    def extend(self, n: int, n_kv_heads: int, head_dim: int, like: Tensor) -> list[LayerStates]:
+        """Add n tokens to all layers at once; their keys and values are for the caller to write.
+
+        All layers then share one tensor, which spares a pass a few calls per layer. A cache is
+        either extended or updated layer by layer, not both.
+
+        Args:
+            n: Tokens to add.
+            n_kv_heads: Heads of keys and of values, the same in every layer.
+            head_dim: Size of a head.
+            like: A tensor of the dtype and on the device to allocate.
+        """
+        start, end = self.length, self.length + n
+        states = self._states
+        if states is None or end > states.shape[4]:
+            capacity = max(end, self.layers[0].capacity if start == 0 else 2 * start)
+            shape = (len(self.layers), 2, 1, n_kv_heads, capacity, head_dim)
+            states = self._allocate(shape, like)
+        for layer in self.layers:
+            layer.length = end
+        held = states[..., :end, :]
+        return [
+            LayerStates(*of_layer)
+            for of_layer in zip(
+                held[:, :, 0, :, start:].transpose(2, 3).unbind(),
+                held[:, 0].unbind(),
+                held[:, 1].unbind(),
+                strict=True,
+            )
+        ]
+
+    def _allocate(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        states = like.new_empty(shape)
+        if self._states is not None:
+            states[..., : self.length, :] = self._states[..., : self.length, :]
+        self._states = states
+        for layer, (keys, values) in zip(self.layers, states, strict=True):
+            layer.keys, layer.values = keys, values
+            layer.capacity, layer.is_initialized = shape[4], True
+        return states
 
     def note_positions(self, positions: Tensor) -> None:
         """Record the absolute positions, int64 [n], of the tokens about to be written."""
@@ -118,6 +174,10 @@ class KVCache(Cache):
             self.truncate(start + len(path))
             return
         rows = torch.tensor(path, device=self.layers[0].keys.device)
-        for layer in self.layers:
-            layer.keep(start, rows)
+        if self._states is None:
+            for layer in self.layers:
+                layer.keep(start, rows)
+        else:
+            self._states[..., start : start + len(path), :] = self._states[..., start + rows, :]
+            self.truncate(start + len(path))
         self.positions[start : start + len(path)] = self.positions[start + rows]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from profiles import (
+    GREEDY,
     PLAIN,
     Device,
     DraftRef,
@@ -25,7 +26,7 @@ from .decode import DecodeStats, Request, decode
 from .draft import Draft
 from .fingerprint import describe_device
 from .pair import LoadedTarget, draft_of, load_target
-from .sampling import GREEDY, LogitsProcessor, Sampler, request_seed
+from .sampling import LogitsProcessor, Sampler, request_seed
 from .stopping import StoppingCriterion, StopRules
 from .text import TextStream, encode_prompt
 

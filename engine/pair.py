@@ -127,7 +127,23 @@ def draft_of(ref: DraftRef, loaded: LoadedTarget) -> LoadedDraft:
     if ref.kind == "lookup":
         return LoadedDraft(_lookup(ref), ref)
     assert ref.id is not None  # noqa: S101 - the schema asks for it
-    return load_draft(ref.id, loaded)
+    return _as_probed(load_draft(ref.id, loaded), ref, loaded.target.n_layers)
+
+
+def _as_probed(found: LoadedDraft, ref: DraftRef, n_layers: int) -> LoadedDraft:
+    """Return a head under the conventions that a profile found best, any other draft as it is."""
+    draft, layers = found.draft, ref.feature_layers
+    if not isinstance(draft, Eagle3Draft):
+        return found
+    n_features = len(draft.feature_layers)
+    if layers is not None and (len(layers) != n_features or max(layers) >= n_layers):
+        raise SpectuneError(
+            f"draft.feature_layers of a profile must be {n_features} numbers below the target's "
+            f"{n_layers} layers, but is {list(layers)}; tune again, or remove the key"
+        )
+    variant = draft.variant(feature_layers=layers, rope_theta=ref.rope_theta)
+    conventions = {"feature_layers": layers, "rope_theta": ref.rope_theta}
+    return LoadedDraft(variant, found.ref.model_copy(update=conventions))
 
 
 def _lookup(ref: DraftRef) -> LookupDraft:

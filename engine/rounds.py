@@ -21,6 +21,9 @@ from .tree import DraftTree, Pool
 VERIFY_PROBES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Draft nodes at which verify passes are timed."""
 
+WARM_UP = TreeConfig.chain(1)
+"""The first round of a text, untimed: its extend pass is the draft's prefill."""
+
 REFERENCE_WINDOW = 6
 """Plain rounds, nearest in time, whose median is the reference of a round."""
 
@@ -99,7 +102,7 @@ def measure_rounds(
     """
     rng = random.Random(seed)
     longest = max(len(trace.generated) for trace in traces)
-    trees = [tree for tree in trees if tree.depth + 3 <= longest]
+    trees = [tree for tree in trees if tree.depth + 5 <= longest]
     todo: list[TreeConfig] = []
     for _ in range(n_rounds):
         for tree in rng.sample(list(trees), len(trees)):
@@ -117,17 +120,13 @@ def measure_rounds(
             forced=trace.generated,
         )
         request.prefill()
-        n_extend = request.n_new
-        warm = False  # the first round's extend pass is the draft's prefill
+        if request.stop_reason is None:
+            request.step(WARM_UP)
+        n_extend = request.stats.n_round_tokens
         while todo and request.stop_reason is None:
             tree = todo[-1]
             if request.budget_left <= tree.depth + 1:
                 break  # the tree would be cut short; keep it for the next text
-            if not warm:
-                request.step(tree)
-                warm = True
-                n_extend = request.stats.n_round_tokens
-                continue
             todo.pop()
             time, n_emitted = _timed_step(request, tree, n_extend)
             n_extend = n_emitted if not tree.is_plain else n_extend + n_emitted

@@ -17,9 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from profiles import Sampling
-
-GREEDY = Sampling(temperature=0.0)
+from profiles import GREEDY, Sampling
 
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 

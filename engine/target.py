@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from profiles.errors import SpectuneError
 
 from .cache import KVCache
+from .lean import LeanForward
 
 SLIDING = "sliding_attention"
 
@@ -37,6 +38,7 @@ class Target:
         names = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in names else "past_key_values"
         self._keep_logits = "logits_to_keep" in names
+        self._lean = LeanForward.build(model)
         self._features: dict[int, Tensor] = {}
         self._watched: set[int] = set()
 
@@ -82,21 +84,27 @@ class Target:
             Logits [n or 1, vocabulary], and the features [n, n_features * hidden], concatenated
             in the order of `feature_layers`; None if there are none.
         """
-        for index in set(feature_layers) - self._watched:
-            self._watch(index)
         start, n = cache.length, len(tokens)
-        ids = torch.as_tensor(tokens, device=self.device)[None]
+        ids = torch.as_tensor(tokens, device=self.device)
         if positions is None:
             positions = torch.arange(start, start + n)
         positions = positions.to(self.device)
         cache.note_positions(positions)
+        visible = self._visible(cache, n, mask)
+        if self._lean is not None:
+            full = None if visible is None else visible[self._layer_kinds[0]]
+            return self._lean(
+                ids, positions, cache, full, last_only=last_only, feature_layers=feature_layers
+            )
+        for index in set(feature_layers) - self._watched:
+            self._watch(index)
         kwargs: dict[str, Any] = {self._cache_argument: cache}
         if last_only and self._keep_logits:
             kwargs["logits_to_keep"] = 1
         logits = self.model(
-            input_ids=ids,
+            input_ids=ids[None],
             position_ids=positions[None],
-            attention_mask=self._mask(cache, n, mask),
+            attention_mask=self._as_model_mask(visible),
             use_cache=True,
             **kwargs,
         ).logits[0]
@@ -106,10 +114,8 @@ class Target:
             return logits, None
         return logits, torch.cat([self._features[i] for i in feature_layers], dim=-1)
 
-    def _mask(
-        self, cache: KVCache, n: int, mask: Tensor | None
-    ) -> Tensor | dict[str, Tensor] | None:
-        """Return the 4-D mask transformers expects; None where its own causal one is right."""
+    def _visible(self, cache: KVCache, n: int, mask: Tensor | None) -> dict[str, Tensor] | None:
+        """Return who attends to whom, bool [n, cached + n], by kind; None if plainly causal."""
         start, total = cache.length, cache.length + n
         windowed = self._window is not None and total > self._window
         if mask is None and not windowed and (n == 1 or start == 0):
@@ -119,20 +125,26 @@ class Target:
             full = full.tril(diagonal=start)
         else:
             full[:, total - mask.shape[1] :] = mask.to(self.device)
-        if not windowed or self._window is None:
-            return self._as_model_mask(full)
-        positions = cache.positions[:total]
-        near = positions[start:, None] - positions[None, :] < self._window
-        masks = {"full_attention": full, SLIDING: full & near}
-        if len(self._layer_kinds) == 1:
-            return self._as_model_mask(masks[SLIDING])
-        return {kind: self._as_model_mask(masks[kind]) for kind in self._layer_kinds}
+        masks = dict.fromkeys(self._layer_kinds if windowed else self._layer_kinds[:1], full)
+        if self._window is not None and windowed:
+            positions = cache.positions[:total]
+            masks[SLIDING] = full & (positions[start:, None] - positions[None, :] < self._window)
+        return masks
 
-    def _as_model_mask(self, mask: Tensor) -> Tensor:
-        if self._eager:  # eager attention adds its mask to the scores
-            added = torch.zeros(mask.shape, dtype=self.dtype, device=mask.device)
-            return added.masked_fill_(~mask, torch.finfo(self.dtype).min)[None, None]
-        return mask[None, None]
+    def _as_model_mask(
+        self, visible: dict[str, Tensor] | None
+    ) -> Tensor | dict[str, Tensor] | None:
+        """Return the 4-D masks transformers expects; None where its own causal one is right."""
+        if visible is None:
+            return None
+        masks = {kind: self._as_added(mask)[None, None] for kind, mask in visible.items()}
+        return masks if len(masks) > 1 else masks.popitem()[1]
+
+    def _as_added(self, mask: Tensor) -> Tensor:
+        if not self._eager:
+            return mask
+        added = torch.zeros(mask.shape, dtype=self.dtype, device=mask.device)
+        return added.masked_fill_(~mask, torch.finfo(self.dtype).min)  # added to the scores
 
 
 def _attention_kinds(config: Any) -> tuple[int | None, list[str]]:

@@ -109,7 +109,9 @@ class TextStream:
         self._ids += token_ids
         shown = self._decode(self._context, self._shown)
         text = self._decode(self._context, len(self._ids))
-        if text.endswith("\ufffd"):  # the last character is not complete
+        # Nothing is taken as shown while the last character is incomplete, or while only special
+        # tokens came: decoding goes on from text that people have seen, spaces included.
+        if len(text) <= len(shown) or text.endswith("\ufffd"):
             return ""
         self._context, self._shown = self._shown, len(self._ids)
         return text[len(shown) :]

@@ -3,7 +3,7 @@
 This package describes; it neither decodes, measures nor decides, and it loads no torch.
 """
 
-from .deployment import Device, Domain, DraftRef, Sampling, TargetRef
+from .deployment import GREEDY, Device, Domain, DraftRef, Sampling, TargetRef
 from .errors import SpectuneError, UsageError
 from .evidence import Alternative, Evidence, Speedup
 from .io import atomic_write, check_writable, load, save, to_yaml
@@ -26,6 +26,7 @@ from .tree import PLAIN, TreeConfig
 
 __all__ = [
     "FIELDS",
+    "GREEDY",
     "PLAIN",
     "SCHEMA_VERSION",
     "Acceptance",

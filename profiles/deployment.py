@@ -11,8 +11,7 @@ from .strict import AtLeastOne, Count, Items, Number, Positive, StrictModel, Tex
 
 DraftKind = Literal["eagle3", "model", "lookup", "none"]
 
-# How a head is fed and rotated. The base is kept to the last digit: it is computed with.
-FeatureLayers = Annotated[Items[Count], Field(min_length=1)]
+# Kept to the last digit: it is computed with.
 RopeTheta = Annotated[float, Field(gt=0)]
 
 _OWNERS = {"min_match": "lookup", "max_match": "lookup"}
@@ -59,7 +58,7 @@ class DraftRef(StrictModel):
     max_match: AtLeastOne | None = Field(
         default=None, description="longest suffix looked up, tokens"
     )
-    feature_layers: FeatureLayers | None = Field(
+    feature_layers: Items[Count] | None = Field(
         default=None,
         description="target hidden states that feed the head, 0 = embeddings; missing = config's",
     )
@@ -132,3 +131,6 @@ class Sampling(StrictModel):
     def is_greedy(self) -> bool:
         """Whether the likeliest token is always taken, so that the filters do nothing."""
         return self.temperature == 0
+
+
+GREEDY = Sampling(temperature=0.0)

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from .deployment import FeatureLayers, RopeTheta
-from .strict import AtLeastOne, Number, StrictModel, broken_rule
+from .deployment import RopeTheta
+from .strict import AtLeastOne, Count, Items, Number, StrictModel, broken_rule
 
 
 def _number_or_layers(value: Any) -> Any:
@@ -25,7 +25,7 @@ class ProbedValue(StrictModel):
     """One reading of a convention, and how often the head is right under it."""
 
     what: Literal["feature_layers", "rope_theta"] = Field(description="the convention")
-    value: Annotated[RopeTheta | FeatureLayers, BeforeValidator(_number_or_layers)] = Field(
+    value: Annotated[RopeTheta | Items[Count], BeforeValidator(_number_or_layers)] = Field(
         description="target hidden states that feed the head, or base of its rotary angles"
     )
     agreement: Probability = Field(

@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from tiny import CONFIGS, VOCAB, tiny_head, tiny_model, tiny_tokenizer, twin_with_noise
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
@@ -26,10 +25,11 @@ from engine.draft import Draft
 from engine.eagle3_draft import Eagle3Draft
 from engine.lookup import LookupDraft
 from engine.model_draft import ModelDraft
-from engine.sampling import LogitsProcessor, Sampler
+from engine.sampling import LogitsProcessor, Sampler, gumbel_noise
 from engine.stopping import StopRules
 from engine.target import Target
 from profiles import PLAIN, Sampling, TreeConfig
+from tiny import CONFIGS, VOCAB, tiny_head, tiny_model, tiny_tokenizer, twin_with_noise
 
 NEAR_TIE = 1e-5
 """A lead below this share of the logits' spread does not decide which token is right."""
@@ -113,20 +113,12 @@ class Way:
     tree: TreeConfig
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What decoding gave."""
-
-    ids: list[int]
-    reason: str | None
-
-    @classmethod
-    def of(cls, wanted: Wanted, draft: Draft | None, tree: TreeConfig) -> "Outcome":
-        """Decode a request with one tree."""
-        request = wanted.request(draft)
-        for _ in decode(request, lambda _: tree):
-            pass
-        return cls(request.generated, request.stop_reason)
+def run(wanted: Wanted, draft: Draft | None = None, tree: TreeConfig = PLAIN) -> Request:
+    """Decode a request to its end, with one tree."""
+    request = wanted.request(draft)
+    for _ in decode(request, lambda _: tree):
+        pass
+    return request
 
 
 def transformers_greedy(wanted: Wanted) -> list[int]:
@@ -168,23 +160,15 @@ def plain_lead(wanted: Wanted, index: int) -> float:
     ordered = scores.sort(descending=True).values
     if sampling.is_greedy:
         return float(ordered[0] - ordered[1]) / spread
-    # The noise is not near-tied with anything: what it adds is the same on both sides.
     leads = []
     if sampling.top_k:
         leads.append(float(ordered[sampling.top_k - 1] - ordered[sampling.top_k]) / spread)
     if sampling.top_p < 1:
         mass = torch.softmax(ordered / sampling.temperature, 0).flip(0).cumsum(0)
         leads.append(float((mass - (1 - sampling.top_p)).abs().min()))
-    lead = _noisy_lead(wanted, scores, index)
-    return min([*leads, lead * sampling.temperature / spread])
-
-
-def _noisy_lead(wanted: Wanted, scores: Tensor, index: int) -> float:
-    from engine.sampling import gumbel_noise
-
     noise = gumbel_noise(wanted.seed, index, torch.arange(len(scores)))
-    first, second = (scores / wanted.sampling.temperature + noise).topk(2).values.tolist()
-    return float(first - second)
+    first, second = (scores + sampling.temperature * noise).topk(2).values.tolist()
+    return min([*leads, float(first - second) / spread])
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int:
@@ -244,7 +228,7 @@ def _with_stopping_rules(free: Wanted, rng: random.Random) -> Wanted:
     rule = rng.choice(("budget", "eos", "two eos", "stop string"))
     if rule == "budget":
         return free
-    ids = Outcome.of(free, None, PLAIN).ids
+    ids = run(free).generated
     at = rng.randrange(len(ids))
     if rule == "stop string":
         text = TOKENIZER.decode(ids[at : at + rng.randint(1, 3)])
@@ -327,7 +311,7 @@ class Verdict:
         n_cases: Requests times ways.
         near_ties: Differences at a token whose choice was no clearer than rounding.
         differences: All the others, in words.
-        by_draft: Accepted draft tokens by the draft's name: zero everywhere would prove little.
+        n_accepted: Accepted draft tokens by the draft's name: zero everywhere would prove little.
     """
 
     n_cases: int = 0
@@ -338,20 +322,19 @@ class Verdict:
 
 def judge(wanted: Wanted, rng: random.Random, verdict: Verdict) -> None:
     """Decode one request plainly, with transformers and in several ways; add what differs."""
-    plain = Outcome.of(wanted, None, PLAIN)
+    plain = run(wanted)
     if wanted.sampling.is_greedy:
         theirs = cut_at_stop_string(transformers_greedy(wanted), wanted.stop_strings)
-        _compare(wanted, plain.ids, theirs, "transformers", verdict)
-    for way in random_ways(wanted, plain.ids, rng):
+        _compare(wanted, plain.generated, theirs, "transformers", verdict)
+    for way in random_ways(wanted, plain.generated, rng):
         verdict.n_cases += 1
-        request = wanted.request(way.draft)
-        for _ in decode(request, lambda _: way.tree):
-            pass
+        found = run(wanted, way.draft, way.tree)
         name = f"{way.name} {way.tree.label()}"
-        _compare(wanted, plain.ids, request.generated, name, verdict)
-        if request.generated == plain.ids and request.stop_reason != plain.reason:
-            verdict.differences.append(f"{name}: {request.stop_reason}, plain {plain.reason}")
-        n_accepted = sum(request.stats.accepted_by_depth)
+        _compare(wanted, plain.generated, found.generated, name, verdict)
+        if found.generated == plain.generated and found.stop_reason != plain.stop_reason:
+            reasons = f"{found.stop_reason}, plain {plain.stop_reason}"
+            verdict.differences.append(f"{name} ends for another reason: {reasons}")
+        n_accepted = sum(found.stats.accepted_by_depth)
         verdict.n_accepted[way.name] = verdict.n_accepted.get(way.name, 0) + n_accepted
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import toy_profiles
-from tiny import tiny_model, twin_with_noise
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+import toy_profiles
 from engine.fingerprint import describe_device
 from engine.pair import LoadedTarget, load_draft
 from profiles import Profile
+from tiny import tiny_model, twin_with_noise
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 SPECIAL = ("<bos>", "<eos>", "<turn>")

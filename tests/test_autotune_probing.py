@@ -1,7 +1,9 @@
 """The probe of an EAGLE-3 head's conventions: statistics, choice of tokens, and the decision."""
 
+import io
 import json
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from scipy import stats
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+import toy_profiles
 from autotune import Settings, tune
 from autotune.job import Job, Models, prepare
 from autotune.probing import (
@@ -27,13 +31,19 @@ from autotune.probing import (
     probe_drafts,
 )
 from autotune.progress import Silent
+from autotune.report import print_profile
+from autotune.tracing import flatten, record_answers
+from engine.decoder import SpeculativeDecoder
 from engine.eagle3 import Eagle3Head
 from engine.eagle3_checkpoint import save_eagle3
 from engine.eagle3_draft import Eagle3Draft
+from engine.pair import draft_of
+from engine.target import Target
 from engine.trace import Trace
-from pairs import VOCAB, save, small_llama, write_prompts
+from pairs import VOCAB, save, small_llama, speculating_profile, write_prompts
 from profiles import ProbedValue, load
 from profiles.errors import SpectuneError
+from tiny import _fit as fit_output
 from tiny import tiny_head, tiny_model
 
 LAYERS = (2, 4, 5)
@@ -98,10 +108,10 @@ def test_a_single_reading_is_kept() -> None:
 
 
 def test_equally_good_readings_are_rarely_mistaken_for_better_ones() -> None:
-    """Over 3,000 probes of three readings without a difference, fewer than ALPHA go wrong."""
+    """Over 600 probes of three readings without a difference, fewer than ALPHA go wrong."""
     rng = np.random.default_rng(0)
-    n_wrong = sum(decide(rng.random((3, 300)) < 0.5).used != 0 for _ in range(3000))
-    assert n_wrong < 3000 * ALPHA
+    n_wrong = sum(decide(rng.random((3, 300)) < 0.5).used != 0 for _ in range(600))
+    assert n_wrong < 600 * ALPHA
 
 
 # --- what is compared, and on what --------------------------------------------------------------
@@ -258,8 +268,7 @@ def test_without_a_difference_the_config_is_kept_and_the_rest_undecided(
     with torch.no_grad():
         head.fc.weight.zero_()
         head.layers[0].qkv_proj.weight[:96] = 0
-    texts = [trace.tokens for trace in traces]
-    refit(head, model, texts)
+    fit_output(head, Target(model), [trace.tokens for trace in traces])
     folder = save_as(head, tmp_path / "head", base=1e6)
     probed, tables = probe_drafts(job_of(folders, folder), traces, Silent())
     table = tables[str(folder)]
@@ -287,7 +296,7 @@ def test_the_base_a_head_was_made_with_is_found(
     head = fitted_head(model, traces)
     with torch.no_grad():
         head.layers[0].qkv_proj.weight[:96].mul_(4)
-    refit(head, model, [trace.tokens for trace in traces])
+    fit_output(head, Target(model), [trace.tokens for trace in traces])
     folder = save_as(head, tmp_path / "head", base=said)
     probed, tables = probe_drafts(job_of(folders, folder), traces, Silent())
     found = probed.drafts[str(folder)]
@@ -295,14 +304,6 @@ def test_the_base_a_head_was_made_with_is_found(
     assert found.draft.head.config.rope["rope_theta"] == found.ref.rope_theta == 1e4
     told = verdicts(tables[str(folder)], "rope_theta")
     assert told == ({} if said == 1e4 else {1e6: "rejected", 1e4: "chosen"})
-
-
-def refit(head: Eagle3Head, model: PreTrainedModel, texts: list[list[int]]) -> None:
-    """Fit the output layer again after other weights were changed."""
-    from engine.target import Target
-    from tiny import _fit
-
-    _fit(head, Target(model), texts)
 
 
 def test_a_head_of_random_weights_is_refused_in_one_sentence(
@@ -359,24 +360,154 @@ def test_drafts_without_features_are_not_probed(
     assert probe_drafts(job, traces, Silent()) == (job, {})
 
 
+def test_too_few_tokens_refuse_nobody(
+    folders: dict[str, Path], model: PreTrainedModel, traces: list[Trace], tmp_path: Path
+) -> None:
+    head = save_as(tiny_head(model, 5, feature_layers=LAYERS), tmp_path / "head")
+    short = [replace(trace, generated=trace.generated[:9]) for trace in traces]
+    _, tables = probe_drafts(job_of(folders, head), short, Silent())
+    assert {row.n_tokens for row in tables[str(head)]} == {12 * 8}
+
+
+class Listening(Silent):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_a_correction_is_told(
+    folders: dict[str, Path], model: PreTrainedModel, traces: list[Trace], tmp_path: Path
+) -> None:
+    right = save_as(fitted_head(model, traces), tmp_path / "right")
+    wrong = save_as(fitted_head(model, traces), tmp_path / "wrong", layers=(3, 5, 6))
+    listening = Listening()
+    probe_drafts(job_of(folders, right, wrong), traces, listening)
+    (message,) = listening.said
+    assert message.startswith(str(wrong))
+    assert "(2, 4, 5)" in message
+    assert "(3, 5, 6) of its config" in message
+
+
+# --- what a profile makes of it -----------------------------------------------------------------
+
+
+def test_a_profile_serves_the_head_as_it_was_probed(
+    folders: dict[str, Path], model: PreTrainedModel, traces: list[Trace], tmp_path: Path
+) -> None:
+    """Both conventions in the config are wrong, and neither is read again from there."""
+    head = fitted_head(model, traces)
+    with torch.no_grad():
+        head.layers[0].qkv_proj.weight[:96].mul_(4)
+    fit_output(head, Target(model), [trace.tokens for trace in traces])
+    folder = save_as(head, tmp_path / "head", layers=(3, 5, 6), base=1e6)
+    probed, _ = probe_drafts(job_of(folders, folder), traces, Silent())
+    ref = probed.drafts[str(folder)].ref
+    assert (ref.feature_layers, ref.rope_theta) == (LAYERS, 1e4)
+    changes = {"draft": ref.model_dump(mode="json")}
+    profile = speculating_profile(probed.loaded, "lookup", changes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        decoder = SpeculativeDecoder.from_profile(profile, loaded=probed.loaded)
+    assert isinstance(decoder.draft, Eagle3Draft)
+    assert decoder.draft.feature_layers == LAYERS
+    assert decoder.draft.head.config.rope["rope_theta"] == 1e4
+    assert draft_of(ref, probed.loaded).ref == ref
+    unprobed = ref.model_copy(update={"feature_layers": None, "rope_theta": None})
+    assert draft_of(unprobed, probed.loaded).draft.feature_layers == (3, 5, 6)
+
+
+@pytest.mark.parametrize("layers", [(), (2, 4), (2, 4, N_LAYERS)])
+def test_layers_that_the_pair_does_not_have_are_refused(
+    folders: dict[str, Path], model: PreTrainedModel, tmp_path: Path, layers: tuple[int, ...]
+) -> None:
+    folder = save_as(tiny_head(model, 5, feature_layers=LAYERS), tmp_path / "head")
+    job = job_of(folders, folder)
+    ref = job.drafts[str(folder)].ref.model_copy(update={"feature_layers": layers})
+    with pytest.raises(SpectuneError, match="must be 3 numbers below the target's 7 layers"):
+        draft_of(ref, job.loaded)
+
+
+# --- what people read ---------------------------------------------------------------------------
+
+
+def row(what: str, value: Any, verdict: str, p: float | None = None) -> dict[str, Any]:
+    agreement = 0.61 if verdict in ("kept", "chosen") else 0.2
+    return {
+        "what": what,
+        "value": value,
+        "agreement": agreement,
+        "n_tokens": 2000,
+        "p_value": p,
+        "verdict": verdict,
+    }
+
+
+def shown(probe: list[dict[str, Any]]) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_profile(toy_profiles.profile({"probe": probe}), console)
+    return console.export_text()
+
+
+def test_a_probe_that_changed_nothing_is_one_line() -> None:
+    text = shown(
+        [
+            row("feature_layers", [2, 4, 5], "kept"),
+            row("feature_layers", [3, 5, 6], "rejected", 1e-9),
+            row("rope_theta", 1e6, "kept"),
+            row("rope_theta", 1e4, "undecided", 0.3),
+        ]
+    )
+    assert "right on 61.0 % of 2000 tokens, read as its config says" in text
+    assert "[3, 5, 6]" not in text
+    assert "probe" not in shown([])
+
+
+def test_a_probe_that_changed_something_is_a_table() -> None:
+    text = shown(
+        [
+            row("feature_layers", [2, 4, 5], "kept"),
+            row("rope_theta", 1e6, "rejected", 1e-9),
+            row("rope_theta", 1e4, "chosen", 1e-9),
+        ]
+    )
+    assert "read otherwise than its config says" in text
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "feature layers [2, 4, 5] 61.0 % 2000 kept" in lines
+    assert "rope theta 1e+06 20.0 % 2000 1e-09 rejected" in lines
+    assert "rope theta 10000 61.0 % 2000 1e-09 chosen" in lines
+
+
 # --- whole jobs ---------------------------------------------------------------------------------
 
 TINY = Settings(
-    n_tune=4, n_holdout=8, n_race=2, max_new_tokens=24, n_trials=2, n_probe_rounds=2, max_nodes=4
+    n_tune=4, n_holdout=8, n_race=2, max_new_tokens=32, n_trials=2, n_probe_rounds=2, max_nodes=4
 )
 TINY = replace(TINY, max_depth=2)
 
 
 def test_a_job_writes_what_it_probed(
-    folders: dict[str, Path], model: PreTrainedModel, traces: list[Trace], tmp_path: Path
+    folders: dict[str, Path], model: PreTrainedModel, tmp_path: Path
 ) -> None:
-    head = save_as(fitted_head(model, traces), tmp_path / "head", base=2e4)
+    job = prepare(
+        Models(str(folders["target"]), ["lookup"], "float32", "cpu"),
+        folders["prompts"],
+        None,
+        TINY,
+        Silent(),
+    )
+    answers = flatten(record_answers(job, job.sample.tune, Silent(), ""))
+    head = save_as(fitted_head(model, answers), tmp_path / "head", base=2e4)
     models = Models(str(folders["target"]), [str(head)], "float32", "cpu")
     out = tmp_path / "out.yaml"
     profile = tune(models, folders["prompts"], out, settings=TINY)
     assert load(out) == profile
     assert [row.value for row in profile.probe] == [LAYERS, (3, 5, 6), (1, 3, 4), 2e4, 1e4]
-    assert {row.n_tokens for row in profile.probe} == {4 * (24 - 1)}
+    assert {row.n_tokens for row in profile.probe} == {4 * (32 - 1)}
+    assert profile.probe[0].agreement > 0.5
     used = [row.value for row in profile.probe if row.verdict in ("kept", "chosen")]
     assert [profile.draft.feature_layers, profile.draft.rope_theta] == used
 

@@ -5,9 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tiny import CONFIGS, VOCAB, tiny_head, tiny_model, twin_with_noise
 from torch import Tensor
-from toy_drafts import TableDraft
 from transformers import PreTrainedModel
 
 from engine.beam import BeamDraft
@@ -22,6 +20,8 @@ from engine.timing import PhaseClock
 from engine.trace import text_features
 from engine.tree import DraftTree, Pool
 from profiles import TreeConfig
+from tiny import CONFIGS, VOCAB, tiny_head, tiny_model, twin_with_noise
+from toy_drafts import TableDraft
 
 CLOCK = PhaseClock(torch.device("cpu"))
 

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+
 from lossless_cases import DRAFTS, Verdict, judge, random_wanted
 
 N_CASES = 300

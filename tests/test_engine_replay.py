@@ -7,7 +7,6 @@ from functools import lru_cache
 import numpy as np
 import pytest
 import torch
-from tiny import VOCAB, tiny_head, tiny_model, twin_with_noise
 
 from engine.decode import Request
 from engine.draft import Draft
@@ -19,7 +18,10 @@ from engine.sampling import Sampler, request_seed
 from engine.stopping import StopRules
 from engine.target import Target
 from engine.trace import Trace, record
+from engine.tree import DraftTree
 from profiles import PLAIN, Sampling, TreeConfig
+from tiny import VOCAB, tiny_head, tiny_model, twin_with_noise
+from toy_drafts import ScriptedDraft
 
 MAX_DEPTH = 6
 GREEDY, SAMPLED = Sampling(temperature=0.0), Sampling(temperature=0.6, top_k=20)
@@ -100,13 +102,13 @@ def decoded_rounds(
 def test_replayed_rounds_are_the_rounds_really_decoded(
     name: str, dtype: torch.dtype, sampling: Sampling
 ) -> None:
-    """Every round's verified nodes and emitted tokens agree, for 20 trees, short texts and one
-    of two tokens included."""
+    """Every round's verified nodes and emitted tokens agree, for random trees: in all 24 for
+    each kind of draft. A text of two tokens is among them."""
     where = setting(dtype, sampling)
     draft = where.drafts[name]
     replay = Replay(where.target, draft, where.traces, MAX_DEPTH)
     n_accepted = 0
-    for tree in random_trees(1, 20):
+    for tree in random_trees(len(name) + dtype.itemsize + sampling.top_k, 6):
         for index, (trace, found) in enumerate(
             zip(where.traces, replay.rounds(tree), strict=True)
         ):
@@ -115,18 +117,17 @@ def test_replayed_rounds_are_the_rounds_really_decoded(
             assert pairs == expected, tree.label()
             assert found.tau == pytest.approx(np.mean([n for _, n in expected]))
             n_accepted += int((found.n_emitted - 1).sum())
-    assert n_accepted > 50
+    assert n_accepted > 20
 
 
 def test_plain_rounds_need_no_draft() -> None:
     """Depth 0 gives one token per round and grows nothing."""
     where = setting(torch.float64, GREEDY)
 
-    class Refusing(LookupDraft):
-        def pools(self, *args: object) -> list[object]:  # type: ignore[override]
-            raise AssertionError("plain needs no pools")
+    def refuse(tokens: list[int], tree: TreeConfig) -> DraftTree:
+        raise AssertionError("plain needs no trees")
 
-    replay = Replay(where.target, Refusing(), where.traces, MAX_DEPTH)
+    replay = Replay(where.target, ScriptedDraft(refuse), where.traces, MAX_DEPTH)
     for trace, rounds in zip(where.traces, replay.rounds(PLAIN), strict=True):
         assert rounds.n_emitted.tolist() == [1] * (len(trace.generated) - 1)
         assert rounds.n_nodes.tolist() == rounds.depths.tolist() == [0] * len(rounds.n_emitted)

@@ -3,14 +3,13 @@
 import math
 from collections import Counter
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tiny import tiny_model, twin_with_noise
 from torch import Tensor
-from toy_drafts import TableDraft, TableTarget
 
 from engine.decode import Request, decode
 from engine.draft import Draft
@@ -20,6 +19,8 @@ from engine.sampling import Sampler, gumbel_noise, request_seed
 from engine.stopping import StopRules
 from engine.target import Target
 from profiles import PLAIN, Sampling, TreeConfig
+from tiny import tiny_model, twin_with_noise
+from toy_drafts import TableDraft, TableTarget
 
 WORD = 2**64
 PROMPT = (1, 2, 3, 1, 2)
@@ -94,7 +95,7 @@ def test_seeds_of_requests_differ_by_seed_and_by_index() -> None:
 
 
 def sample(
-    target: Target,
+    target: Any,
     draft: Draft | None,
     tree: TreeConfig,
     sampling: Sampling,

@@ -4,9 +4,7 @@ import random
 
 import pytest
 import torch
-from tiny import VOCAB, tiny_model, tiny_tokenizer, twin_with_noise
 from torch import Tensor
-from toy_drafts import ScriptedDraft
 
 from engine.decode import Request, decode
 from engine.draft import Draft
@@ -18,6 +16,8 @@ from engine.target import Target
 from engine.tree import ROOT_ONLY, DraftTree
 from profiles import PLAIN, TreeConfig
 from profiles.errors import UsageError
+from tiny import VOCAB, tiny_model, tiny_tokenizer, twin_with_noise
+from toy_drafts import ScriptedDraft
 
 MODEL = tiny_model("llama", 0, num_hidden_layers=2)
 TARGET = Target(MODEL)
@@ -69,15 +69,15 @@ def test_b01_eos_ends_the_text_at_every_offset_of_a_chunk(name: str, shape: str)
 
 
 def test_b01_eos_on_an_accepted_node_ends_the_text_there() -> None:
-    """A chain that knows the text and a chunk of which each token in turn is EOS."""
-    assert len(set(FREE[:7])) == 7
-    draft = ScriptedDraft(
-        lambda tokens, tree: chain(FREE[len(tokens) - len(PROMPT) :][: tree.depth])
-    )
-    for k in range(1, 7):
+    """A chain that knows the text, and each token of a chunk in turn is EOS: the round that
+    accepted it is the last one, and what it accepted after it is forgotten."""
+    n_prompt = len(PROMPT)
+    draft = ScriptedDraft(lambda tokens, tree: chain(FREE[len(tokens) - n_prompt :][: tree.depth]))
+    for k in range(1, 2 * DEPTH):
+        end = FREE.index(FREE[k])
         request = run(StopRules(24, eos_ids=[FREE[k]]), draft, TREES["chain"])
-        assert request.generated == FREE[: k + 1]
-        assert request.stats.n_rounds == (1 if k < DEPTH + 2 else 2)
+        assert request.generated == FREE[: end + 1]
+        assert request.stats.n_rounds == -(-end // (DEPTH + 1))
 
 
 def chain(tokens: list[int]) -> DraftTree:

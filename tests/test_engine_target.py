@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CONFIGS, VOCAB, tiny_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -13,12 +12,16 @@ from engine.cache import KVCache
 from engine.target import Target, check_tree_decoding
 from engine.tree import DraftTree
 from profiles.errors import SpectuneError
+from tiny import CONFIGS, VOCAB, tiny_model
 
 ATTENTION = [(kind, "eager") for kind in CONFIGS] + [
     (kind, "sdpa") for kind in CONFIGS if kind != "gemma2"
 ]
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
-"""Norms and eager softmaxes of transformers compute in float32 whatever the model's dtype."""
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    """Compare to float32's precision: transformers computes norms and eager softmaxes in it."""
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def random_tree(rng: random.Random, n_nodes: int) -> DraftTree:
@@ -36,7 +39,8 @@ def root_path(tree: DraftTree, node: int) -> list[int]:
 def plain_logits(model: PreTrainedModel, ids: list[int]) -> Tensor:
     """Return the last token's logits of transformers' own pass, without any cache."""
     with torch.inference_mode():
-        return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+        logits: Tensor = model(input_ids=torch.tensor([ids]), use_cache=False).logits
+        return logits[0, -1]
 
 
 def verify(target: Target, cache: KVCache, root: int, tree: DraftTree, **kw: Any) -> Any:
@@ -70,7 +74,7 @@ def test_b06_every_node_gets_the_logits_of_its_own_path(kind: str, attention: st
         for node in range(n_nodes + 1):
             own = [words[i] for i in root_path(tree, node)]
             expected = plain_logits(model, text[:-1] + own)
-            torch.testing.assert_close(logits[node], expected, **TOLERANCE)
+            assert_close(logits[node], expected)
         accepted = root_path(tree, rng.randint(0, n_nodes))
         cache.keep_path(start, accepted)
         text += [words[i] for i in accepted[1:]] + [rng.randrange(VOCAB)]
@@ -91,9 +95,7 @@ def test_features_are_the_hidden_states_of_transformers(kind: str) -> None:
         target.forward(part, cache, feature_layers=(2, 0, 1))[1]
         for part in (ids[:7], ids[7:8], ids[8:])
     ]
-    torch.testing.assert_close(
-        torch.cat([part for part in parts if part is not None]), expected, **TOLERANCE
-    )
+    assert_close(torch.cat([part for part in parts if part is not None]), expected)
     _, none = target.forward([1], cache)
     assert none is None
 
@@ -106,7 +108,7 @@ def test_last_only_gives_the_last_row(kind: str) -> None:
     every, _ = target.forward(ids, target.new_cache(16))
     last, _ = target.forward(ids, target.new_cache(16), last_only=True)
     assert last.shape == (1, VOCAB)
-    torch.testing.assert_close(last, every[-1:], **TOLERANCE)
+    assert_close(last, every[-1:])
 
 
 def test_keep_path_gathers_the_accepted_rows() -> None:
@@ -132,14 +134,12 @@ def test_trees_are_refused_where_positions_are_ignored() -> None:
     model = tiny_model("llama", num_hidden_layers=1)
     forward = model.forward
 
-    def ignore_positions(input_ids: Tensor, position_ids: Any = None, **kw: Any) -> Any:
-        start = kw["past_key_values"].get_seq_length()
-        return forward(
-            input_ids, position_ids=start + torch.arange(input_ids.shape[1])[None], **kw
-        )
+    def count_positions(cache: KVCache, input_ids: Tensor, position_ids: Tensor, **kw: Any) -> Any:
+        positions = cache.length + torch.arange(input_ids.shape[1])[None]
+        return forward(input_ids, position_ids=positions, cache=cache, **kw)
 
     check_tree_decoding(Target(model))
+    model.forward = count_positions
     target = Target(model)
-    model.forward = ignore_positions
     with pytest.raises(SpectuneError, match="LlamaForCausalLM cannot verify draft trees"):
         check_tree_decoding(target)

@@ -40,7 +40,10 @@ def test_children_are_found_by_parent_and_token() -> None:
 def random_pools(draw: st.DrawFn) -> Pool:
     """Draw a pool with coarse scores, so that ties abound."""
     level_sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
-    parents, scores, ends, start = [], [], [], -1
+    parents: list[int] = []
+    scores: list[float] = []
+    ends: list[int] = []
+    start = -1
     for size in level_sizes:
         previous = range(start, len(parents)) if start >= 0 else range(-1, 0)
         start = len(parents)

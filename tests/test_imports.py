@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from toy_profiles import YAML, write
 
 HEAVY = ("torch", "transformers", "optuna", "pandas", "sklearn", "scipy")

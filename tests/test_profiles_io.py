@@ -7,9 +7,9 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from toy_profiles import PLAIN_CHANGES, YAML, data, profile, write
 
 from profiles import Profile, SpectuneError, atomic_write, load, save, to_yaml
+from toy_profiles import PLAIN_CHANGES, YAML, data, profile, write
 
 
 def refusal(path):

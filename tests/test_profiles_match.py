@@ -1,7 +1,7 @@
 import pytest
-from toy_profiles import SHA_B, SHA_C, profile
 
 from profiles import FIELDS, Facts, compare
+from toy_profiles import SHA_B, SHA_C, profile
 
 EXACT = [field for field, rule in FIELDS.items() if rule == "exact"]
 NOTED = [field for field, rule in FIELDS.items() if rule == "noted"]

@@ -3,10 +3,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from toy_profiles import PLAIN_CHANGES, data, profile
 
 import profiles
 from profiles import Profile, SpectuneError, validated
+from toy_profiles import PLAIN_CHANGES, data, profile
 
 SPECULATE_FAULTS = [
     ({"tree": {"depth": 0}}, "$.tree.depth is 0: decision speculate needs a depth of at least 1"),
@@ -136,3 +136,58 @@ def test_importing_profiles_loads_nothing_heavy():
 def test_the_public_names_exist_once():
     assert len(set(profiles.__all__)) == len(profiles.__all__)
     assert all(hasattr(profiles, name) for name in profiles.__all__)
+
+
+PROBE_FAULTS = [
+    (
+        {"draft": {"kind": "lookup", "min_match": 1, "max_match": 2, "feature_layers": [1]}},
+        "$.draft.feature_layers is (1,): only kind eagle3 has it; remove it or set kind to eagle3",
+    ),
+    (
+        {"draft.kind": "model", "draft.rope_theta": 1e4},
+        "$.draft.rope_theta is 10000.0: only kind eagle3 has it",
+    ),
+    ({"draft.feature_layers": [-1]}, "$.draft.feature_layers[0] is -1: it must be at least 0"),
+    ({"draft.rope_theta": 0}, "$.draft.rope_theta is 0: it must be greater than 0"),
+]
+PROBED_FAULTS = [
+    ("value", [], "it must be a base or a list of layers; write 10000.0 or [2, 14, 25]"),
+    ("value", "x", "it must be a base or a list of layers; write"),
+    ("value", [1.5], "it must be a base or a list of layers; write"),
+    ("value", [True], "it must be a base or a list of layers; write"),
+    ("value", True, "it must be a base or a list of layers; write"),
+    ("value", -1.0, "it must be a base or a list of layers; write"),
+    ("agreement", 1.1, "it must be at most 1"),
+    ("p_value", -0.1, "it must be at least 0"),
+    ("n_tokens", 0, "it must be at least 1"),
+    ("verdict", "good", "it must be 'kept', 'chosen', 'undecided' or 'rejected'"),
+    ("what", "layers", "it must be 'feature_layers' or 'rope_theta'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), PROBE_FAULTS)
+def test_the_conventions_of_a_head_belong_to_heads(changes, message):
+    with pytest.raises(SpectuneError) as caught:
+        profile(changes)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("key", "value", "message"), PROBED_FAULTS)
+def test_a_fault_in_a_probed_value_is_one_line(key, value, message):
+    rows = data()["probe"]
+    rows[1][key] = value
+    with pytest.raises(SpectuneError) as caught:
+        profile({"probe": rows})
+    assert f"$.probe[1].{key} is" in str(caught.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_layers_and_base_of_a_head_are_kept_to_the_last_digit(tmp_path):
+    made = profile({"draft.feature_layers": [2, 14, 25], "draft.rope_theta": 12345678.9})
+    profiles.save(made, tmp_path / "toy.yaml")
+    draft = profiles.load(tmp_path / "toy.yaml").draft
+    assert (draft.feature_layers, draft.rope_theta) == ((2, 14, 25), 12345678.9)
+    assert [row.value for row in made.probe] == [(2, 4, 5), (3, 5, 6), 10000.0]
+    assert profile().draft.feature_layers is None  # as in profiles of heads never probed

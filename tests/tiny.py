@@ -139,7 +139,7 @@ def _fit(head: Eagle3Head, target: Target, texts: Sequence[Sequence[int]]) -> No
         states.append(head.norm(hidden)[0])
         assert head.target_ids is not None
         wanted.append(torch.tensor(text[2:])[:, None] == head.target_ids)
-    logits = 8 * torch.cat(wanted).to(features.dtype)
+    logits = 8 * torch.cat(wanted).to(head.lm_head.weight.dtype)
     head.lm_head.weight.copy_(torch.linalg.lstsq(torch.cat(states), logits).solution.T)
 
 
