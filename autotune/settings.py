@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from profiles import GREEDY, Sampling
 from profiles.errors import UsageError
 
+from .space import NODE_BUCKETS
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -26,13 +28,13 @@ class Settings:
         raw: Leave out the chat template.
     """
 
-    n_tune: int = 16
+    n_tune: int = 12
     n_holdout: int = 32
-    n_race: int = 8
-    max_new_tokens: int = 96
+    n_race: int = 6
+    max_new_tokens: int = 64
     max_prompt_tokens: int = 2048
-    n_trials: int = 12
-    n_probe_rounds: int = 12
+    n_trials: int = 10
+    n_probe_rounds: int = 10
     max_nodes: int = 64
     max_depth: int = 8
     max_lookup_depth: int = 16
@@ -47,11 +49,17 @@ class Settings:
         ):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, but is {getattr(self, name)}")
+        for name in ("max_nodes", "max_depth", "max_lookup_depth"):
+            if getattr(self, name) > NODE_BUCKETS[-1]:
+                raise UsageError(
+                    f"{name} must be at most {NODE_BUCKETS[-1]}, the largest that is searched, but "
+                    f"is {getattr(self, name)}; lower it"
+                )
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"seed must be from 0 to {2**32 - 1}, but is {self.seed}")
 
     @classmethod
     def quick(cls, **changes: object) -> "Settings":
         """Return settings for a short job: fewer prompts, so a wider interval."""
-        fewer = {"n_tune": 8, "n_holdout": 16, "n_race": 4, "max_new_tokens": 48, "n_trials": 6}
+        fewer = {"n_tune": 6, "n_holdout": 16, "n_race": 4, "max_new_tokens": 48, "n_trials": 6}
         return cls(**(fewer | {"n_probe_rounds": 6} | changes))  # type: ignore[arg-type]

@@ -31,6 +31,7 @@ class BeamDraft(ABC):
     feature_layers: tuple[int, ...] = ()
     first_token = 0
     max_top_k: int
+    max_positions: int | None = None
 
     @abstractmethod
     def new_cache(self, capacity: int) -> KVCache:

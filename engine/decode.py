@@ -73,7 +73,8 @@ class Request:
             is taken from here and only the end of this list ends the text.
 
     Raises:
-        UsageError: The prompt is empty, the budget is below 1, or both exceed the context.
+        UsageError: The prompt is empty or holds ids the target does not know, the budget is below
+            1, or both exceed the context.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Request:
         forced: list[int] | None = None,
     ) -> None:
         budget = stop.max_new_tokens if forced is None else len(forced)
-        _check_lengths(len(prompt), budget, target.max_positions)
+        _check_prompt(prompt, budget, target)
         self.target = target
         self.tokens = list(prompt)
         self.n_prompt = len(prompt)
@@ -139,7 +140,7 @@ class Request:
         start, n_before = self.cache.length, len(self.tokens)
         tree = ROOT_ONLY
         tree_config = tree_config.limited(self.budget_left - 1)
-        if not tree_config.is_plain and self._session is not None:
+        if self._session is not None and self._can_draft(tree_config):
             tree = self._session.propose(tree_config, self.clock)
         logits, features = self.target.forward(
             [self.tokens[-1], *tree.tokens],
@@ -157,6 +158,11 @@ class Request:
         self.stats.count(tree.n_nodes, len(emitted))
         self.clock.lap("commit")
         return emitted
+
+    def _can_draft(self, tree_config: TreeConfig) -> bool:
+        limit = None if self._draft is None else self._draft.max_positions
+        in_reach = limit is None or len(self.tokens) + tree_config.depth <= limit
+        return in_reach and not tree_config.is_plain
 
     def _emitter(self, logits: Tensor) -> Callable[[int], int | None]:
         draw = self._sampler.drawer(logits, self.tokens, self.n_prompt)
@@ -184,7 +190,8 @@ def decode(request: Request, policy: Policy) -> Iterator[list[int]]:
     request.stats.seconds = dict(request.clock.seconds)
 
 
-def _check_lengths(n_prompt: int, budget: int, max_positions: int | None) -> None:
+def _check_prompt(prompt: list[int], budget: int, target: Target) -> None:
+    n_prompt, max_positions = len(prompt), target.max_positions
     if n_prompt == 0:
         raise UsageError("a prompt needs at least one token, but it is empty; give some text")
     if budget < 1:
@@ -193,4 +200,9 @@ def _check_lengths(n_prompt: int, budget: int, max_positions: int | None) -> Non
         raise UsageError(
             f"prompt and new tokens must fit the target's {max_positions} positions, but are "
             f"{n_prompt} + {budget}; shorten the prompt or lower max_new_tokens"
+        )
+    if not 0 <= min(prompt) <= max(prompt) < target.vocab_size:
+        raise UsageError(
+            f"token ids of a prompt must be from 0 to {target.vocab_size - 1}, but run from "
+            f"{min(prompt)} to {max(prompt)}; encode it with the target's tokenizer"
         )

@@ -133,7 +133,7 @@ class SpeculativeDecoder:
         max_new_tokens: int = 256,
         seed: int = 0,
         index: int = 0,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         logits_processors: Sequence[LogitsProcessor] = (),
         stopping_criteria: Sequence[StoppingCriterion] = (),
         raw: bool = False,
@@ -148,7 +148,7 @@ class SpeculativeDecoder:
             StopRules(
                 max_new_tokens,
                 self.loaded.eos_ids,
-                stop,
+                [stop] if isinstance(stop, str) else stop,
                 stopping_criteria,
                 self.loaded.tokenizer,
                 self.loaded.target.device,
@@ -166,9 +166,9 @@ class SpeculativeDecoder:
         Args:
             prompt: Text (the chat template is applied), chat messages, or token ids.
             **options: `max_new_tokens` (256), `seed` (0) and `index` (0, the prompt's place in a
-                list; together they fix the noise of sampling), `stop` (strings that end the
-                text), `logits_processors` and `stopping_criteria` of transformers, `raw` (no
-                chat template).
+                list; together they fix the noise of sampling), `stop` (a string or strings that
+                end the text), `logits_processors` and `stopping_criteria` of transformers, `raw`
+                (no chat template).
 
         Raises:
             UsageError: The prompt is empty or does not fit the context.

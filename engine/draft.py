@@ -49,6 +49,10 @@ class Draft(Protocol):
     def max_top_k(self) -> int:
         """Distinct tokens it can propose below one node."""
 
+    @property
+    def max_positions(self) -> int | None:
+        """Tokens of a text it can read, None for any number; beyond them rounds are plain."""
+
     def open(self, prompt: list[int], n_max: int) -> DraftSession:
         """Start a request whose text will not exceed `n_max` tokens; the prompt is committed."""
 

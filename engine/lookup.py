@@ -30,6 +30,7 @@ class LookupDraft:
     kind = "lookup"
     feature_layers: tuple[int, ...] = ()
     max_top_k = MAX_OCCURRENCES
+    max_positions = None
 
     def __init__(self, min_match: int = 1, max_match: int = 5) -> None:
         self.min_match = min_match

@@ -22,6 +22,7 @@ class ModelDraft(BeamDraft):
 
     def __init__(self, model: Any, target_vocab_size: int) -> None:
         self._decoder = Target(model)
+        self.max_positions = self._decoder.max_positions
         self.max_top_k = min(self._decoder.vocab_size, target_vocab_size)
 
     def new_cache(self, capacity: int) -> KVCache:

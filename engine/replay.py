@@ -86,14 +86,20 @@ class Replay:
 
     def _grow(self, trace: Trace, width: int, top_k: int) -> "_Ranks":
         first = len(trace.prompt)
-        roots = list(range(first, len(trace.tokens) - 1))
+        reach = self._draft.max_positions
+        last = len(trace.tokens) - 1
+        roots = list(range(first, last))
+        if reach is not None:  # beyond the draft's reach rounds are plain
+            roots = [root for root in roots if root + 1 + self._max_depth <= reach]
         tree = TreeConfig(depth=self._max_depth, width=width, top_k=top_k, nodes=self._max_depth)
-        if not roots:
-            return _Ranks.of([], [], self._max_depth)
-        features = text_features(self._target, trace.tokens, self._draft.feature_layers)
-        pools = self._draft.pools(trace.tokens, features, roots, tree)
+        pools: list[Pool] = []
+        if roots:
+            features = text_features(self._target, trace.tokens, self._draft.feature_layers)
+            pools = self._draft.pools(trace.tokens, features, roots, tree)
         continuations = [trace.tokens[root + 1 :] for root in roots]
-        return _Ranks.of(pools, continuations, self._max_depth)
+        out_of_reach = [Pool([], [], [], [0] * self._max_depth)] * (last - first - len(roots))
+        continuations += [[]] * len(out_of_reach)
+        return _Ranks.of(pools + out_of_reach, continuations, self._max_depth)
 
 
 @dataclass(frozen=True)

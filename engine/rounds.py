@@ -60,6 +60,7 @@ class ProbeDraft:
     kind = "probe"
     feature_layers: tuple[int, ...] = ()
     max_top_k = 1
+    max_positions = None
 
     def open(self, prompt: list[int], n_max: int) -> "ProbeDraft":
         """Keep no state."""

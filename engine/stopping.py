@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from transformers import StopStringCriteria
 
+from profiles.errors import UsageError
+
 StoppingCriterion = Callable[[Tensor, Tensor], Any]
 
 
@@ -39,6 +41,8 @@ class StopRules:
         self._criteria = list(criteria)
         self._n_own = len(self._criteria)
         self._device = device
+        if not all(stop_strings):
+            raise UsageError("a stop string needs some text, but one is empty; leave it out")
         if stop_strings:
             self._criteria.append(StopStringCriteria(tokenizer, list(stop_strings)))
 

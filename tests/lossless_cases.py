@@ -232,7 +232,9 @@ def _with_stopping_rules(free: Wanted, rng: random.Random) -> Wanted:
     at = rng.randrange(len(ids))
     if rule == "stop string":
         text = TOKENIZER.decode(ids[at : at + rng.randint(1, 3)])
-        return replace(free, stop_strings=(text, "never said")) if text else free
+        if not text or "\ufffd" in text:  # nothing a user could ask for
+            return free
+        return replace(free, stop_strings=(text, "never said"))
     others = (rng.randrange(VOCAB),) if rule == "two eos" else ()
     return replace(free, eos_ids=(*others, ids[at]))
 

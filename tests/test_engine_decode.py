@@ -234,8 +234,8 @@ def test_b07_text_and_fractions_are_refused_by_name() -> None:
 
 @pytest.mark.parametrize("token", [-1, VOCAB, VOCAB + 500])
 def test_prompt_ids_outside_the_vocabulary_are_refused(token: int) -> None:
-    """One sentence with the size of the vocabulary, no index error of the embedding."""
-    with pytest.raises(UsageError, match=f"vocabulary of {VOCAB}"):
+    """One sentence with the range of ids, no index error of the embedding."""
+    with pytest.raises(UsageError, match=f"from 0 to {VOCAB - 1}"):
         Request(TARGET, None, [5, token], Sampler(), StopRules(3))
 
 

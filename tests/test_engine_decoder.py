@@ -79,13 +79,13 @@ def test_eos_and_stop_strings_end_the_text() -> None:
     assert ended.token_ids == free[: first + 1]
     assert ended.finish_reason == "eos"
     tokenizer = tiny_tokenizer()
-    free = plain().generate("hi", max_new_tokens=60).token_ids
-    stop = next(tokenizer.decode([t]) for t in free if tokenizer.decode([t], True).isalnum())
-    stopped = speculative().generate("hi", max_new_tokens=60, stop=[stop])
+    free = plain(SAMPLED).generate("hi", max_new_tokens=60)
+    stop = next(character for character in free.text[3:] if character.isascii())
+    stopped = speculative(SAMPLED).generate("hi", max_new_tokens=60, stop=[stop])
     assert stopped.finish_reason == "stop"
     assert stop in stopped.text
-    assert stop not in tokenizer.decode(stopped.token_ids[:-1])
-    assert stopped.token_ids == free[: len(stopped.token_ids)]
+    assert stop not in tokenizer.decode(stopped.token_ids[:-1], True)
+    assert stopped.token_ids == free.token_ids[: len(stopped.token_ids)]
 
 
 def test_b07_a_tree_needs_a_draft_and_a_vocabulary() -> None:

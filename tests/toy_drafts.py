@@ -34,6 +34,7 @@ class TableTarget:
 
     def __init__(self, n_tokens: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
+        self.vocab_size = n_tokens
         self.table = torch.randn(n_tokens, n_tokens, generator=generator, dtype=torch.float64)
 
     def new_cache(self, capacity: int) -> CountingCache:
@@ -84,6 +85,8 @@ class ScriptedDraft:
     kind = "scripted"
     feature_layers: tuple[int, ...] = ()
     max_top_k = 1000
+    max_positions = None
+    max_positions = None
 
     def __init__(self, script: Script) -> None:
         self._script = script
