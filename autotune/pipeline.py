@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from profiles import Profile, check_writable, measurements_path
 from profiles.errors import SpectuneError
 
@@ -130,8 +132,17 @@ def _check_texts(conversations: Sequence[Conversation]) -> None:
 def _unfinished_study(out: Path) -> Iterator[Path]:
     """Give the study a file that takes its final name with the profile, or goes without one."""
     storage = out.with_name(f".{out.stem}.{os.getpid()}.study.log")
+    _remove_leftovers(out)
     try:
         yield storage
     finally:
         for left_over in out.parent.glob(f"{storage.name}*"):
+            left_over.unlink()
+
+
+def _remove_leftovers(out: Path) -> None:
+    """Remove unfinished studies of jobs that were killed."""
+    for left_over in out.parent.glob(f".{out.stem}.*.study.log*"):
+        pid = left_over.name.removeprefix(f".{out.stem}.").partition(".")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
             left_over.unlink()

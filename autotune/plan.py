@@ -13,6 +13,9 @@ from .job import Job
 ROUND = 2.0
 """A timed speculative round, in plain rounds."""
 
+PROBE = 0.05
+"""Probing a head's conventions on an answer, in times of decoding it plainly."""
+
 REPLAY = 0.3
 """Replaying a draft's trees over an answer, in times of decoding it plainly."""
 
@@ -47,10 +50,12 @@ def plan_of(job: Job) -> Plan:
     answer_s = settings.max_new_tokens * job.plain_token_s
     n_probes = len(VERIFY_PROBES) + sum(len(draft_probes(s)) for s in job.spaces.values())
     n_tune = len(job.sample.tune)
+    n_heads = sum(draft.ref.kind == "eagle3" for draft in job.drafts.values())
     n_race = min(settings.n_race, n_tune)
     return Plan(
         {
             "trace": answer_s * (n_tune + n_holdout),
+            "probe": PROBE * answer_s * n_tune * n_heads,
             "cost": (1 + ROUND) * settings.n_probe_rounds * n_probes * job.plain_token_s,
             "search": answer_s
             * (

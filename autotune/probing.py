@@ -6,7 +6,7 @@ usual readings are compared on the target's own text, token by token.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -32,10 +32,13 @@ FAR = 512
 """Position from which a wrong rotary base shows; half of the tokens lie beyond where they can."""
 
 ALPHA = 0.01
-"""Chance, over all readings together, of preferring one that is no better."""
+"""Chance, over all readings of a convention, of preferring one that is no better."""
 
 MIN_AGREEMENT = 0.05
 """Below this the head and the target do not belong together."""
+
+MIN_TOKENS = 100
+"""Fewer say too little to refuse a head for."""
 
 SOUND_AGREEMENT = 0.5
 """From here on a head is sound even where one token makes up most of a monotonous text."""
@@ -67,6 +70,8 @@ def probe_drafts(
     for name, loaded in heads.items():
         drafts[name], tables[name] = _probe(loaded, ground)
         _check_agreement(name, tables[name], ground)
+        for message in _corrections(name, tables[name]):
+            progress.say(message)
     return replace(job, drafts=drafts), tables
 
 
@@ -230,11 +235,24 @@ def mcnemar(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> float:
     return float(stats.binomtest(n_first, n_first + n_second).pvalue)
 
 
+def _corrections(name: str, table: Sequence[ProbedValue]) -> Iterator[str]:
+    """Say in a sentence each where a head is not read as its config says."""
+    for row in table:
+        if row.verdict == "chosen":
+            own = next(other for other in table if other.what == row.what)
+            yield (
+                f"{name} is right on {100 * row.agreement:.1f} % of {row.n_tokens} tokens with "
+                f"{row.what} {row.value}, but on {100 * own.agreement:.1f} % with the "
+                f"{own.value} of its config, so it is used with the former."
+            )
+
+
 def _check_agreement(name: str, table: Sequence[ProbedValue], ground: _Ground) -> None:
     """Refuse a head that guesses no better than blindly, whatever the reading."""
     best = max(table, key=lambda row: row.agreement)
     blind = ground.constant_guess()
-    if best.agreement >= MIN_AGREEMENT and best.agreement > min(blind, SOUND_AGREEMENT):
+    is_sound = best.agreement >= MIN_AGREEMENT and best.agreement > min(blind, SOUND_AGREEMENT)
+    if is_sound or best.n_tokens < MIN_TOKENS:
         return
     raise SpectuneError(
         f"a head must guess more of the target's tokens than a constant would, and at least "

@@ -52,7 +52,7 @@ class Settings:
         for name in ("max_nodes", "max_depth", "max_lookup_depth"):
             if getattr(self, name) > NODE_BUCKETS[-1]:
                 raise UsageError(
-                    f"{name} must be at most {NODE_BUCKETS[-1]}, the largest that is searched, but "
+                    f"{name} must be at most {NODE_BUCKETS[-1]}, the most that is searched, but "
                     f"is {getattr(self, name)}; lower it"
                 )
         if not 0 <= self.seed < 2**32:

@@ -86,10 +86,11 @@ class Replay:
 
     def _grow(self, trace: Trace, width: int, top_k: int) -> "_Ranks":
         first = len(trace.prompt)
-        reach = self._draft.max_positions
         last = len(trace.tokens) - 1
         roots = list(range(first, last))
-        if reach is not None:  # beyond the draft's reach rounds are plain
+        if (reach := self._draft.max_positions) is not None:
+            # A pool is grown to the full depth or not at all: near the end of the draft's reach
+            # replay takes rounds for plain that serving would still draft for.
             roots = [root for root in roots if root + 1 + self._max_depth <= reach]
         tree = TreeConfig(depth=self._max_depth, width=width, top_k=top_k, nodes=self._max_depth)
         pools: list[Pool] = []

@@ -44,7 +44,7 @@ class StopRules:
         if not all(stop_strings):
             raise UsageError("a stop string needs some text, but one is empty; leave it out")
         if stop_strings:
-            self._criteria.append(StopStringCriteria(tokenizer, list(stop_strings)))
+            self._criteria.append(_stop_strings(tokenizer, list(stop_strings)))
 
     def reason(self, tokens: list[int], n_prompt: int, scores: Tensor) -> str | None:
         """Return why the text ends with its last token, or None where it goes on.
@@ -64,3 +64,13 @@ class StopRules:
                 if bool(torch.as_tensor(criterion(seen, scores)).all()):
                     return "criterion" if number < self._n_own else "stop"
         return "length" if len(tokens) - n_prompt >= self.max_new_tokens else None
+
+
+def _stop_strings(tokenizer: Any, strings: list[str]) -> StopStringCriteria:
+    try:
+        return StopStringCriteria(tokenizer, strings)
+    except ValueError as error:
+        raise UsageError(
+            f"the tokenizer must be able to spell a stop string, but cannot spell {strings}; "
+            "change it or leave it out"
+        ) from error

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -49,6 +49,7 @@ def test_all_rungs_share_the_plain_runs_and_both_runs_count() -> None:
     assert pairs[1].speculative_s == (2.0, 4.0, 6.0, 8.0)
 
 
+@settings(deadline=None)
 @given(
     ratios=st.lists(st.floats(0.5, 3), min_size=8, max_size=40), n_rungs=st.integers(1, MAX_RUNGS)
 )

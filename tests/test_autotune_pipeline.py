@@ -18,14 +18,15 @@ import autotune.proving
 import autotune.racing
 import engine.decoder
 from autotune import Settings, tune
+from autotune.cost_model import Prediction
 from autotune.job import Models, prepare
 from autotune.progress import Silent
 from autotune.proving import prove
 from autotune.racing import Race
-from autotune.search import Candidate, Prediction
+from autotune.search import Candidate
 from autotune.writing import study_path
 from engine.decoder import SpeculativeDecoder, UntrustedProfileWarning
-from engine.forced import ForcedRun
+from engine.forced import ForcedRun, run_forced
 from engine.pair import LoadedTarget, load_target
 from engine.trace import Trace
 from pairs import (
@@ -101,10 +102,9 @@ def run_job(
 
 def fixed_times(monkeypatch: pytest.MonkeyPatch, round_s: Callable[[TreeConfig], float]) -> None:
     """Let every round cost what `round_s` says, a plain round 1: no test then hangs on a clock."""
-    real = autotune.racing.run_forced
 
     def run(decoder: SpeculativeDecoder, trace: Trace) -> ForcedRun:
-        done = real(decoder, trace)
+        done = run_forced(decoder, trace)
         seconds = 1e-3 * done.stats.n_rounds * round_s(decoder.tree)
         done.stats.prefill_s = 1e-3
         return ForcedRun(seconds + 1e-3, seconds, done.n_tokens, done.stats)

@@ -1,7 +1,7 @@
 """The trees a search may propose: legal, canonical, within the bounds, each once."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.space import DEFAULTS, SearchSpace
@@ -20,6 +20,7 @@ POINTS = st.tuples(
 USUAL = [SearchSpace(8, 10, 10, 64), SearchSpace(16, 4, 4, 64), SearchSpace(3, 2, 2, 6)]
 
 
+@settings(deadline=None)
 @given(space=SPACES, point=POINTS)
 def test_every_point_is_a_legal_canonical_tree_within_the_bounds(
     space: SearchSpace, point: tuple[int, int, int, float]
@@ -30,6 +31,7 @@ def test_every_point_is_a_legal_canonical_tree_within_the_bounds(
     assert tree.is_plain == (point[0] == 0)
 
 
+@settings(deadline=None)
 @given(space=SPACES, point=POINTS)
 def test_a_tree_of_the_space_comes_back_from_its_own_fill(
     space: SearchSpace, point: tuple[int, int, int, float]
@@ -51,6 +53,7 @@ def test_enumeration_gives_legal_trees_of_the_space_each_once(space: SearchSpace
         assert space.tree(tree.depth, tree.width, tree.top_k, space.fill(tree)) == tree
 
 
+@settings(deadline=None)
 @given(space=SPACES)
 def test_the_simplest_chain_is_in_every_space(space: SearchSpace) -> None:
     assert TreeConfig.chain(1) in set(space.enumerate())

@@ -27,17 +27,10 @@ from pairs import (
 from profiles import load
 from profiles import save as save_profile
 
-QUICK = (
-    "--tune-prompts",
-    "2",
-    "--holdout-prompts",
-    "8",
-    "--max-new-tokens",
-    "10",
-    "--trials",
-    "2",
+SMALL = (
+    *("--tune-prompts", "2", "--holdout-prompts", "8", "--max-new-tokens", "10", "--trials", "2"),
+    *("--max-nodes", "4", "--max-depth", "2", "--dtype", "float32", "--device", "cpu"),
 )
-SMALL = (*QUICK, "--max-nodes", "4", "--max-depth", "2", "--dtype", "float32", "--device", "cpu")
 
 
 class Done(NamedTuple):

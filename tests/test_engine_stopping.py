@@ -175,3 +175,9 @@ def test_criteria_of_transformers_are_asked_once_per_token() -> None:
     assert request.generated == FREE[:7]
     assert request.stop_reason == "criterion"
     assert seen == [len(PROMPT) + i for i in range(1, 8)]
+
+
+def test_a_stop_string_beyond_the_tokenizer_is_refused() -> None:
+    """One sentence with the string: no token of the target can ever spell it."""
+    with pytest.raises(UsageError, match="stop string"):
+        StopRules(5, stop_strings=["\x00\x01"], tokenizer=TOKENIZER)

@@ -86,7 +86,6 @@ class ScriptedDraft:
     feature_layers: tuple[int, ...] = ()
     max_top_k = 1000
     max_positions = None
-    max_positions = None
 
     def __init__(self, script: Script) -> None:
         self._script = script
