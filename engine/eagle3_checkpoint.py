@@ -76,7 +76,7 @@ def load_eagle3(path: Path, *, target: TargetFacts) -> Eagle3Head:
         head = Eagle3Head(config, None)
     weights = {name: t.to(embedding) for name, t in fuse(tensors).items()}
     head.load_state_dict(weights, strict=True, assign=True)
-    head.embed_tokens = embedding.detach()  # a parameter of the target is none of the head's
+    head.embed_tokens = embedding
     head.target_ids = target_ids(path, config, d2t)
     return head.to(embedding.device).eval().requires_grad_(False)
 

@@ -167,7 +167,7 @@ def _load_folder(
 def _load_head(folder: Path, draft_id: str, loaded: LoadedTarget) -> LoadedDraft:
     target = loaded.target
     facts = TargetFacts(
-        embed_tokens=target.model.get_input_embeddings().weight,
+        embed_tokens=target.model.get_input_embeddings().weight.detach(),
         hidden_size=target.config.hidden_size,
         n_layers=target.n_layers,
     )
