@@ -12,6 +12,7 @@ from torch import Tensor
 from .beam import BeamDraft
 from .cache import KVCache
 from .eagle3 import Eagle3Head
+from .packed import pack_in_place
 
 
 class Eagle3Draft(BeamDraft):
@@ -21,6 +22,7 @@ class Eagle3Draft(BeamDraft):
     first_token = 1  # a pair needs the token before its own
 
     def __init__(self, head: Eagle3Head) -> None:
+        pack_in_place(head)
         self.head = head
         self.feature_layers = head.config.feature_layers
         self.max_top_k = head.config.draft_vocab_size

@@ -9,6 +9,7 @@ once, at the price of a second copy of the weight in a layout that only oneDNN r
 """
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,6 +58,24 @@ class PackedLinear:
             return F.linear(x, self._weight, self._bias).add_(residual)
         y: Tensor = _ONEDNN.binary(x, residual, self._packed, self._bias, "add")
         return y
+
+
+def pack_in_place(module: nn.Module) -> None:
+    """Let the linear layers inside a module compute with packed weights; the rest is untouched.
+
+    Parameters and their names stay as they are; changes of the weights are not seen any more.
+    """
+    for linear in module.modules():
+        if isinstance(linear, nn.Linear) and "forward" not in vars(linear):
+            setattr(linear, "forward", _rows_of_any_shape(PackedLinear(linear)))  # noqa: B010
+
+
+def _rows_of_any_shape(packed: PackedLinear) -> Callable[[Tensor], Tensor]:
+    def forward(x: Tensor) -> Tensor:
+        y: Tensor = packed(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+        return y
+
+    return forward
 
 
 _ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
