@@ -69,12 +69,13 @@ def tune(
     with watch.step("probe"):  # which layers and which rotary base each head was trained with
         job, probes = probe_drafts(job, flatten(texts), progress)
 
+    known = flatten(texts[: job.settings.n_replay])
     with watch.step("cost"):  # 4: what a round costs here
-        costs = measure_costs(job, flatten(texts), progress)
+        costs = measure_costs(job, known, progress)
 
     with _unfinished_study(out) as study:
         with watch.step("search"):  # 5: every tree predicted, the best ones measured
-            predictor = Predictor(job, flatten(texts), costs)
+            predictor = Predictor(job, known, costs)
             predicted = predictor.predict_all(progress)
             measured = _race(job, predictor, predicted, texts, study, progress)
 

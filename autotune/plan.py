@@ -59,7 +59,7 @@ def plan_of(job: Job) -> Plan:
             "cost": (1 + ROUND) * settings.n_probe_rounds * n_probes * job.plain_token_s,
             "search": answer_s
             * (
-                REPLAY * n_tune * len(job.drafts)
+                REPLAY * min(settings.n_replay, n_tune) * len(job.drafts)
                 + RACED * (1 + SPECULATIVE) * n_race * settings.n_trials
             ),
             "holdout": answer_s * n_holdout * 2 * (1 + TYPICAL_RUNGS * SPECULATIVE),

@@ -15,6 +15,7 @@ class Settings:
     Attributes:
         n_tune: Prompts to search on.
         n_holdout: Prompts to prove the result on.
+        n_replay: Of the tune prompts, those on which every tree is replayed.
         n_race: Of the tune prompts, those on which candidates are timed.
         max_new_tokens: Tokens per answer.
         max_prompt_tokens: Longer prompts are skipped.
@@ -28,8 +29,9 @@ class Settings:
         raw: Leave out the chat template.
     """
 
-    n_tune: int = 12
+    n_tune: int = 32
     n_holdout: int = 32
+    n_replay: int = 12
     n_race: int = 6
     max_new_tokens: int = 64
     max_prompt_tokens: int = 2048
@@ -44,7 +46,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in (
-            *("n_tune", "n_holdout", "n_race", "max_new_tokens", "max_prompt_tokens"),
+            *("n_tune", "n_holdout", "n_replay", "n_race", "max_new_tokens", "max_prompt_tokens"),
             *("n_trials", "n_probe_rounds", "max_nodes", "max_depth", "max_lookup_depth"),
         ):
             if getattr(self, name) < 1:
