@@ -78,7 +78,7 @@ def build_config(
         norm_before_residual=bool(flags.get("norm_before_residual", nested)),
         norm_before_fc=bool(flags.get("norm_before_fc")) or "input_norm.weight" in tensors,
         fc_norm=fc_norm,
-        # SpecForge wrote true into plain EAGLE-3 configs, where it meant something else.
+        # Until its PR 879 SpecForge meant by true only that a norm stands before lm_head.
         norm_output=bool(flags.get("norm_output")) and (nested or fc_norm),
         sliding_window=_sliding_window(path, layer_config),
     )

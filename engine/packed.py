@@ -72,8 +72,7 @@ def pack_in_place(module: nn.Module) -> None:
 
 def _rows_of_any_shape(packed: PackedLinear) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
-        y: Tensor = packed(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
-        return y
+        return packed(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
 
     return forward
 

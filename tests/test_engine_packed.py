@@ -8,7 +8,7 @@ from engine.packed import pack_in_place
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(1, 24), (1, 7, 24), (2, 3, 24)])
+@pytest.mark.parametrize("shape", [(24,), (1, 24), (1, 7, 24), (2, 3, 24)])
 def test_a_packed_module_gives_the_same_for_rows_of_any_shape(
     dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
