@@ -5,11 +5,12 @@ compares its next-token distribution with the target's over a reduced vocabulary
 three tokens ahead. Prompts count half, and not at all in the second half of the time.
 
 The head in `engine/demo_head` was made with an earlier version of this script, of the same
-recipe, on one thread of a busy two-core Xeon with AMX. Text: 24 minutes, seed 1, 213,000 answer tokens in 1,561 texts, every 25th held out.
-Training, seed 0, in two sittings: 220 steps at the full rate (12 minutes), then, from there, the
-whole schedule below (42 minutes, 1,328 steps); together 2.9 million token-passes, 8.8 over each
-text. On the held-out answers head and target agree on 52.4 %, 46.1 % and 42.0 % of the tokens
-one, two and three ahead. A repetition differs in the draws, since seed and clock shape them.
+recipe, on one thread of a busy two-core Xeon with AMX. Text: 24 minutes, seed 1, 213,000 answer
+tokens in 1,561 texts, every 25th held out. Training, seed 0, in two sittings: 220 steps at the
+full rate (12 minutes), then, from there, the whole schedule below (42 minutes, 1,328 steps);
+together 2.9 million token-passes, 8.8 over each text. On the held-out answers head and target
+agree on 52.4 %, 46.1 % and 42.0 % of the tokens one, two and three ahead. A repetition differs in
+the draws, since seed and clock shape them.
 
     python examples/train_demo_head.py --target TARGET --data TEXTS --out HEAD
 """
