@@ -232,7 +232,7 @@ def _csv_rows(path: Path, text: str) -> Iterator[Any]:
 
 def _parquet_rows(path: Path, data: bytes) -> list[Any]:
     try:
-        from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
+        from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise SpectuneError(
             f"Reading {path} needs pyarrow; install it with 'pip install pyarrow'."
