@@ -231,17 +231,17 @@ def _csv_rows(path: Path, text: str) -> Iterator[Any]:
 
 
 def _parquet_rows(path: Path, data: bytes) -> list[Any]:
+    import pandas
+
     try:
-        from pyarrow import ArrowException, parquet
+        frame = pandas.read_parquet(io.BytesIO(data))
+        known = _known_columns(path, list(frame.columns))
+        rows: list[Any] = json.loads(frame[known].to_json(orient="records"))
     except ImportError as error:
         raise SpectuneError(
             f"Reading {path} needs pyarrow; install it with 'pip install pyarrow'."
         ) from error
-    try:
-        table = parquet.ParquetFile(io.BytesIO(data))
-        known = _known_columns(path, table.schema_arrow.names)
-        rows: list[Any] = table.read(columns=known).to_pylist()
-    except (ArrowException, OSError) as error:
+    except (ValueError, OSError) as error:
         raise SpectuneError(
             f"{path} is not a readable Parquet file ({str(error).strip()}); write it again."
         ) from error
