@@ -12,7 +12,7 @@ from torch import Tensor
 
 from profiles import TreeConfig
 
-from .cache import KVCache
+from .cache import SPARE_ROWS, KVCache
 from .timing import PhaseClock
 from .tree import DraftTree, Pool
 
@@ -157,7 +157,7 @@ class BeamSession:
         self._draft = draft
         self._tokens = prompt[draft.first_token :]
         self._features: list[Tensor] = []
-        self._cache = draft.new_cache(n_max)
+        self._cache = draft.new_cache(n_max + SPARE_ROWS)
 
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
         """Take note of committed tokens; the draft runs over them at the next proposal."""

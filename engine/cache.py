@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+SPARE_ROWS = 64
+"""Rows to allocate for the nodes of a round, beyond the text itself; more cost a copy."""
+
 
 class KVLayer(CacheLayerMixin):
     """Keys and values of one layer, [1, n_kv_heads, capacity, head_dim], filled up to `length`."""

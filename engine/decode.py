@@ -14,6 +14,7 @@ from torch import Tensor
 from profiles import TreeConfig
 from profiles.errors import UsageError
 
+from .cache import SPARE_ROWS
 from .draft import Draft, DraftSession
 from .sampling import Sampler
 from .stopping import StopRules
@@ -121,7 +122,7 @@ class Request:
     def prefill(self) -> list[int]:
         """Run the prompt through the target, open the draft and return the first token."""
         started = time.perf_counter()
-        self.cache = self.target.new_cache(self.n_prompt + self._budget + 8)
+        self.cache = self.target.new_cache(self.n_prompt + self._budget + SPARE_ROWS)
         logits, features = self.target.forward(
             self.tokens, self.cache, last_only=True, feature_layers=self._feature_layers
         )
