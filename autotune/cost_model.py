@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LinearRegression
 
-from profiles import CostModelSummary, CostTable, ErrorSummary, TreeConfig
+from profiles import CostModelSummary, CostTable, ErrorSummary, RoundPoint, TreeConfig
 
 if TYPE_CHECKING:
     from engine.replay import ReplayedRounds
@@ -66,6 +66,7 @@ class CostModel:
         times: The timed rounds by draft; "" are the probes.
         reference_s: Seconds of a plain round.
         drafts: What each draft costs.
+        rounds: The timed trees of every draft, next to what is predicted for them.
     """
 
     def __init__(
@@ -74,8 +75,11 @@ class CostModel:
         self.times: dict[str, Sequence[RoundTime]] = {"": probes, **rounds_by_draft}
         self.reference_s = float(np.median([t.total_s for t in probes if t.tree.is_plain]))
         self._verify_x, self._verify_y = _verify_points(probes)
+        self.rounds: list[RoundPoint] = []
         self._context = (min(t.context for t in probes), max(t.context for t in probes))
-        self.drafts = {name: self._fit_draft(times) for name, times in rounds_by_draft.items()}
+        self.drafts = {
+            name: self._fit_draft(name, times) for name, times in rounds_by_draft.items()
+        }
 
     @property
     def max_nodes(self) -> int:
@@ -142,7 +146,7 @@ class CostModel:
             },
         )
 
-    def _fit_draft(self, times: "Sequence[RoundTime]") -> DraftCost:
+    def _fit_draft(self, name: str, times: "Sequence[RoundTime]") -> DraftCost:
         """Fit a draft's cost, test it on trees left out, and fit again on all of them."""
         by_tree: dict[TreeConfig, list[RoundTime]] = defaultdict(list)
         for time in times:
@@ -154,18 +158,39 @@ class CostModel:
         if held_out:
             kept = {tree: by_tree[tree] for tree in trees if tree not in held_out}
             trial = _fit_parts(kept, None)
-            errors = [self._error(trial, tree, by_tree[tree]) for tree in held_out]
+            unseen = [self._point(name, trial, tree, by_tree[tree], True) for tree in held_out]
+            self.rounds += unseen
+            errors = [abs(point.predicted / point.relative - 1) for point in unseen]
             error = ErrorSummary(
                 median=float(np.median(errors)), p90=float(np.quantile(errors, 0.9))
             )
-        return _fit_parts(by_tree, error)
+        cost = _fit_parts(by_tree, error)
+        self.rounds += [
+            self._point(name, cost, tree, by_tree[tree], False)
+            for tree in trees
+            if tree not in held_out
+        ]
+        return cost
 
-    def _error(self, cost: DraftCost, tree: TreeConfig, times: "Sequence[RoundTime]") -> float:
-        predicted = np.median(
-            [float(cost.round(tree, t.n_extend)) + float(self.verify(t.n_nodes)) for t in times]
+    def _point(
+        self,
+        draft: str,
+        cost: DraftCost,
+        tree: TreeConfig,
+        times: "Sequence[RoundTime]",
+        left_out: bool,
+    ) -> RoundPoint:
+        predicted = (
+            float(cost.round(tree, t.n_extend)) + float(self.verify(t.n_nodes)) for t in times
         )
-        measured = _median(t.total_s / t.reference_s for t in times)
-        return abs(float(predicted) / measured - 1)
+        return RoundPoint(
+            draft=draft,
+            tree=tree,
+            nodes=float(np.mean([t.n_nodes for t in times])),
+            relative=_median(t.total_s / t.reference_s for t in times),
+            predicted=_median(predicted),
+            left_out=left_out,
+        )
 
 
 @dataclass(frozen=True)

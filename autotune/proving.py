@@ -24,12 +24,14 @@ class Proof:
 
     Attributes:
         rungs: The candidates, in the order fixed beforehand.
+        times: Their times by prompt, next to plain.
         evidence: Their figures.
         verdicts: The test's results.
         winner: Index of the first rung proved faster, or None.
     """
 
     rungs: tuple[Candidate, ...]
+    times: tuple[PairedTimes, ...]
     evidence: tuple[Evidence, ...]
     verdicts: tuple[Verdict, ...]
     winner: int | None
@@ -73,7 +75,9 @@ def prove(
         _evidence(loaded, verdict, pair, runs[-1], runs[rung], over_generate)
         for rung, (verdict, pair) in enumerate(zip(verdicts, times, strict=True))
     ]
-    return Proof(tuple(rungs), tuple(evidence), tuple(verdicts), first_proved(verdicts))
+    return Proof(
+        tuple(rungs), tuple(times), tuple(evidence), tuple(verdicts), first_proved(verdicts)
+    )
 
 
 def _evidence(

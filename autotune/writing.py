@@ -13,6 +13,7 @@ from profiles import (
     PLAIN,
     Alternative,
     Domain,
+    HoldoutTree,
     LatencyPoint,
     MeasuredTree,
     Measurements,
@@ -132,10 +133,12 @@ def build_measurements(
     predictor: "Predictor",
     predicted: Sequence[Candidate],
     measured: Sequence[Candidate],
+    proof: "Proof | None",
 ) -> Measurements:
     """Return the figures behind a profile: times and counts, no text."""
     return Measurements(
         latency=[point for name, group in costs.times.items() for point in _points(name, group)],
+        rounds=costs.rounds,
         scores=[
             Score(
                 draft=c.draft,
@@ -149,6 +152,15 @@ def build_measurements(
             MeasuredTree(draft=c.draft, tree=c.tree, prompt_ratios=c.ratios)
             for c in measured
             if c.ratios
+        ],
+        holdout=[
+            HoldoutTree(
+                draft=rung.draft,
+                tree=rung.tree,
+                plain_ms=[1e3 * seconds for seconds in times.plain_s],
+                speculative_ms=[1e3 * seconds for seconds in times.speculative_s],
+            )
+            for rung, times in (zip(proof.rungs, proof.times, strict=True) if proof else ())
         ],
         acceptance=predictor.acceptance(),
     )

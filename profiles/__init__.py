@@ -10,9 +10,11 @@ from .io import atomic_write, check_writable, load, save, to_yaml
 from .match import FIELDS, Facts, Mismatch, compare
 from .measurements import (
     Acceptance,
+    HoldoutTree,
     LatencyPoint,
     MeasuredTree,
     Measurements,
+    RoundPoint,
     Score,
     load_measurements,
     measurements_path,
@@ -39,6 +41,7 @@ __all__ = [
     "ErrorSummary",
     "Evidence",
     "Facts",
+    "HoldoutTree",
     "LatencyPoint",
     "MeasuredTree",
     "Measurements",
@@ -46,6 +49,7 @@ __all__ = [
     "Noise",
     "ProbedValue",
     "Profile",
+    "RoundPoint",
     "RunnerUp",
     "Sampling",
     "Score",

@@ -9,7 +9,7 @@ import json
 import os
 import zlib
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -20,6 +20,7 @@ from .strict import (
     AtLeastOne,
     Count,
     Items,
+    Number,
     Positive,
     StrictModel,
     Text,
@@ -87,6 +88,42 @@ class Acceptance(StrictModel):
         return self
 
 
+class RoundPoint(StrictModel):
+    """The whole round of one timed tree, by the clock and by the cost model."""
+
+    draft: Text = Field(description="id of the draft, or `lookup`")
+    tree: TreeConfig = Field(description="the tree asked for")
+    nodes: Annotated[Number, Field(ge=0)] = Field(description="mean number of nodes verified")
+    relative: Positive = Field(description="median round time over that of a plain round")
+    predicted: Positive = Field(description="the same by the cost model")
+    left_out: bool = Field(description="whether the model that predicted it never saw this tree")
+
+
+class HoldoutTree(StrictModel):
+    """The paired times of one tree that was judged on the holdout."""
+
+    draft: Text = Field(description="id of the draft, or `lookup`")
+    tree: TreeConfig = Field(description="the tree that ran")
+    plain_ms: Items[Positive] = Field(
+        description="plain time per prompt, ms, all its runs together, in the order of the sample"
+    )
+    speculative_ms: Items[Positive] = Field(description="time with the tree, likewise")
+
+    @model_validator(mode="after")
+    def _is_paired(self) -> Self:
+        if len(self.plain_ms) != len(self.speculative_ms):
+            rule = f"it has {len(self.speculative_ms)} entries but plain_ms has"
+            rule += f" {len(self.plain_ms)}; give one for each prompt"
+            raise broken_rule(rule, at=("speculative_ms",))
+        return self
+
+    @property
+    def prompt_ratios(self) -> list[float]:
+        """Plain time over speculative time per prompt."""
+        pairs = zip(self.plain_ms, self.speculative_ms, strict=True)
+        return [plain / speculative for plain, speculative in pairs]
+
+
 class Measurements(StrictModel):
     """Everything that was timed and counted for one profile."""
 
@@ -94,8 +131,10 @@ class Measurements(StrictModel):
         default=SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION, description="version of this layout"
     )
     latency: Items[LatencyPoint] = Field(default=(), description="timed sizes")
+    rounds: Items[RoundPoint] = Field(default=(), description="timed trees and their fit")
     scores: Items[Score] = Field(default=(), description="settings scored by replay")
     measured: Items[MeasuredTree] = Field(default=(), description="settings run on tune prompts")
+    holdout: Items[HoldoutTree] = Field(default=(), description="trees judged on unseen prompts")
     acceptance: Items[Acceptance] = Field(default=(), description="one table per draft")
 
 

@@ -5,9 +5,11 @@ import pytest
 
 from profiles import (
     Acceptance,
+    HoldoutTree,
     LatencyPoint,
     MeasuredTree,
     Measurements,
+    RoundPoint,
     Score,
     SpectuneError,
     TreeConfig,
@@ -23,8 +25,14 @@ TOY = Measurements(
         LatencyPoint(part="verify", x=5, context=128, relative=1.23456789, ms=20.1, n=30),
         LatencyPoint(part="reference", x=1, context=128, relative=1.0, ms=16.3, n=300),
     ),
+    rounds=(
+        RoundPoint(draft="toy", tree=TREE, nodes=3.5, relative=1.4, predicted=1.5, left_out=True),
+    ),
     scores=(Score(draft="toy", tree=TREE, tau=1.8, predicted_speedup=1.3),),
     measured=(MeasuredTree(draft="toy", tree=TREE, prompt_ratios=(1.2, 0.9)),),
+    holdout=(
+        HoldoutTree(draft="toy", tree=TREE, plain_ms=(30.0, 20.0), speculative_ms=(20.0, 25.0)),
+    ),
     acceptance=(Acceptance(draft="toy", tried=(10, 6), accepted=((5, 2), (3, 0))),),
 )
 
@@ -74,6 +82,13 @@ def test_acceptance_cannot_exceed_what_was_tried():
         SpectuneError, match=r"\$\.accepted is null: it has 0 rows but tried has 1"
     ):
         validated(Acceptance, {"draft": "toy", "tried": [4], "accepted": []}, "toy")
+
+
+def test_holdout_times_are_paired():
+    assert TOY.holdout[0].prompt_ratios == [1.5, 0.8]
+    data = TOY.holdout[0].model_dump(mode="json") | {"speculative_ms": [1.0]}
+    with pytest.raises(SpectuneError, match=r"has 1 entries but plain_ms has 2; give one for"):
+        validated(HoldoutTree, data, "toy")
 
 
 @pytest.mark.parametrize("keep", [0, 5, 20, -8, -1])
