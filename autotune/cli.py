@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from profiles.errors import SpectuneError
 
-from . import commands
+from . import commands, export_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     subparsers = top.add_subparsers(required=True, metavar="COMMAND")
     for add in (_add_tune, _add_run, _add_show, _add_check):
         add(subparsers)
+    export_command.add_parser(subparsers)
     return top
 
 

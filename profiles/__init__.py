@@ -6,6 +6,7 @@ This package describes; it neither decodes, measures nor decides, and it loads n
 from .deployment import GREEDY, Device, Domain, DraftRef, Sampling, TargetRef
 from .errors import SpectuneError, UsageError
 from .evidence import Alternative, Evidence, Speedup
+from .exporting import ENGINES, Export, export
 from .io import atomic_write, check_writable, load, save, to_yaml
 from .match import FIELDS, Facts, Mismatch, compare
 from .measurements import (
@@ -27,6 +28,7 @@ from .summaries import CostModelSummary, CostTable, ErrorSummary, Noise, RunnerU
 from .tree import PLAIN, TreeConfig
 
 __all__ = [
+    "ENGINES",
     "FIELDS",
     "GREEDY",
     "PLAIN",
@@ -40,6 +42,7 @@ __all__ = [
     "DraftRef",
     "ErrorSummary",
     "Evidence",
+    "Export",
     "Facts",
     "HoldoutTree",
     "LatencyPoint",
@@ -62,6 +65,7 @@ __all__ = [
     "atomic_write",
     "check_writable",
     "compare",
+    "export",
     "format_validation_error",
     "load",
     "load_measurements",

@@ -37,6 +37,9 @@ ENGINE_SPACES = {
     "tensorrt-llm": EngineSpace("TensorRT-LLM", frozenset({"eagle3"}), nodes_per_level=True),
     # Only EAGLE-3 drafts have tree_depth; N <= K + (D - 1) K^2.
     "openvino": EngineSpace("OpenVINO GenAI", frozenset({"eagle3"})),
+    "transformers": EngineSpace("transformers"),
+    "llama.cpp": EngineSpace("llama.cpp"),
+    "eagle": EngineSpace("EAGLE", frozenset({"eagle3"})),
 }
 """The engines by the name that options take."""
 
@@ -64,3 +67,22 @@ def why_not(engine: str, tree: TreeConfig, draft_kind: str) -> str | None:
 def can_run(engine: str, tree: TreeConfig, draft_kind: str) -> bool:
     """Tell whether an engine can run a tree; the arguments are those of `why_not`."""
     return why_not(engine, tree, draft_kind) is None
+
+
+def nearest(engine: str, tree: TreeConfig, draft_kind: str) -> TreeConfig:
+    """Return the tree an engine can run that is most like a given one.
+
+    Depth is kept. Where the draft may branch, so is the number of nodes, at the top-k nearest to
+    the given one (the smaller of two equally near); elsewhere it is the chain of that depth.
+    """
+    if can_run(engine, tree, draft_kind):
+        return tree
+    if draft_kind not in ENGINE_SPACES[engine].branching:
+        return TreeConfig.chain(tree.depth)
+    for top_k in sorted(range(1, tree.nodes + 1), key=lambda k: (abs(k - tree.top_k), k)):
+        pool = top_k + (tree.depth - 1) * top_k**2
+        if tree.nodes <= pool:
+            like = TreeConfig(depth=tree.depth, width=top_k, top_k=top_k, nodes=tree.nodes)
+            if can_run(engine, like, draft_kind):
+                return like
+    raise AssertionError("a top_k of all nodes is legal everywhere")

@@ -1,0 +1,74 @@
+"""`spectune export`: a profile in the terms of a serving engine."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from profiles import ENGINES, Export, Profile, atomic_write, export, load
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command to the command line."""
+    text = "Write a profile as settings of a serving engine, or say why that engine cannot run it."
+    command = subparsers.add_parser("export", help=text, description=text)
+    command.set_defaults(command=run)
+    command.add_argument("profile", type=Path)
+    command.add_argument("--to", required=True, choices=ENGINES, metavar="ENGINE", help=_NAMES)
+    command.add_argument(
+        "--project",
+        choices=["chain"],
+        help="`chain`: take the best chain that the profile proved, with its own figures",
+    )
+    command.add_argument("--out", type=Path, metavar="FILE", help="write it there")
+    command.add_argument(
+        "--json", action="store_true", help="print one JSON document and nothing else"
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Export a profile: to a file, or to stdout."""
+    profile = _with_folders(load(arguments.profile))
+    exported = export(profile, arguments.to, chain=arguments.project == "chain")
+    if arguments.out:
+        atomic_write(arguments.out, exported.text)
+        print(f"Wrote {arguments.out}.", file=sys.stderr)
+    if arguments.json:
+        print(json.dumps(_document(exported), ensure_ascii=False))
+    elif not arguments.out:
+        print(exported.text, end="")
+
+
+_NAMES = ", ".join(ENGINES)
+
+
+def _document(exported: Export) -> dict[str, Any]:
+    evidence = exported.evidence
+    return {
+        "engine": exported.engine,
+        "speculate": not exported.tree.is_plain,
+        "tree": exported.tree.model_dump(),
+        "evidence": evidence.model_dump(exclude_none=True) if evidence else None,
+        "settings": exported.settings,
+        "comments": exported.comments,
+        "text": exported.text,
+    }
+
+
+def _with_folders(profile: Profile) -> Profile:
+    """Replace `demo`, a word of ours alone, by the folders it stands for."""
+    from engine.demo import demo_head_path, demo_target_folder
+
+    target, draft = profile.target, profile.draft
+    changes: dict[str, Any] = {}
+    if target.id == "demo":
+        changes["target"] = target.model_copy(update={"id": str(demo_target_folder())})
+    if draft.id == "demo":
+        head = str(demo_head_path())
+        changes["draft"] = draft.model_copy(update={"id": head})
+        changes["alternatives"] = [
+            rival.model_copy(update={"draft": head}) if rival.draft == "demo" else rival
+            for rival in profile.alternatives
+        ]
+    return profile.model_copy(update=changes)

@@ -1,0 +1,97 @@
+"""The comment on top of every export: where its figures come from, and what they do not prove."""
+
+from ..deployment import Device, DraftRef, Sampling
+from ..evidence import Evidence
+from ..schema import Profile
+from ..tree import TreeConfig
+
+BASELINE_OF_PLAIN = "plain decoding on this engine"
+
+
+def provenance(profile: Profile, title: str, version: str) -> list[str]:
+    """Say what was measured, where, and for whom this is written."""
+    target = " ".join(filter(None, (profile.target.id, profile.target.dtype)))
+    return [
+        f"{title} settings from the spectune profile {profile.name} of {profile.created:%Y-%m-%d}",
+        f"written by the rules of {title} {version}",
+        f"measured on: spectune {profile.spectune}, its own engine, batch 1",
+        f"device: {_device(profile.device)}",
+        f"target: {target}; draft: {_draft(profile.draft)}",
+        f"domain: {profile.domain.name}, {_sampling(profile.sampling)}",
+    ]
+
+
+def proof(tree: TreeConfig, evidence: Evidence) -> list[str]:
+    """Give the figures of the exported tree and what they are compared with."""
+    speedup = evidence.speedup
+    return [
+        f"tree: {tree.label()}, {evidence.tau:.3g} tokens per round, {evidence.break_even_tau:.3g}"
+        " to break even",
+        f"baseline: {evidence.baseline}",
+        f"speedup there: {speedup.ratio:.3g}x, at least {speedup.low:.3g}x at "
+        f"{100 * speedup.confidence:.3g} % confidence on {speedup.prompts} held-out prompts",
+    ]
+
+
+def no_proof(profile: Profile) -> list[str]:
+    """Say why a plain profile exports as no speculation at all."""
+    return [
+        f"baseline: {BASELINE_OF_PLAIN}",
+        f"decision: plain. {profile.reason}",
+        "do not enable speculation: start the engine without any draft",
+    ]
+
+
+def dropped(draft: DraftRef, title: str) -> list[str]:
+    """Name what the profile does at run time and the engine does not."""
+    lines = [
+        "dropped: adaptive drafting and the guard; the tree is fixed, and nothing falls back to "
+        "plain decoding when it stops paying"
+    ]
+    if draft.rope_theta is not None:
+        lines.append(
+            f"dropped: rope_theta {draft.rope_theta:g} that the head was found to need; {title} "
+            "reads it from the head's config.json, so correct it there"
+        )
+    if draft.feature_layers is not None:
+        lines.append(
+            f"dropped: feature layers {list(draft.feature_layers)} (hidden states, 0 = embeddings)"
+            f" that the head was found to need; {title} reads them from the head's config.json"
+        )
+    return lines
+
+
+def unproven(title: str) -> str:
+    """Say that a measurement on our engine is none on theirs."""
+    return f"unproven on {title} until re-measured"
+
+
+def shortest_match(draft: DraftRef) -> list[str]:
+    """Name the lookup's shortest match where an engine begins at a single token."""
+    if draft.kind != "lookup" or draft.min_match == 1:
+        return []
+    return [f"dropped: the shortest match of {draft.min_match} tokens; there it is 1"]
+
+
+def one_line(text: str) -> str:
+    """Replace line breaks and all else unprintable by spaces: no name can end a comment."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def _device(device: Device) -> str:
+    threads = f"{device.threads} threads" if device.kind == "cpu" and device.threads else None
+    return ", ".join(filter(None, (device.kind, device.name, threads))) or "unknown"
+
+
+def _draft(draft: DraftRef) -> str:
+    if draft.kind == "lookup":
+        return f"lookup of {draft.min_match} to {draft.max_match} tokens"
+    return " ".join(filter(None, (draft.kind, draft.id)))
+
+
+def _sampling(sampling: Sampling) -> str:
+    if sampling.is_greedy:
+        return "greedy"
+    return (
+        f"temperature {sampling.temperature:g}, top_k {sampling.top_k}, top_p {sampling.top_p:g}"
+    )

@@ -1,0 +1,34 @@
+"""vLLM: a file for `vllm serve --config`, with the `speculative_config` in it.
+
+vLLM drafts in chains only: `num_speculative_tokens` is our depth, which is our nodes.
+"""
+
+import json
+from typing import Any
+
+from .body import Body, command, yaml_text
+from .choice import Choice
+
+VERSION = "0.33.0"
+METHODS = {"eagle3": "eagle3", "model": "draft_model", "lookup": "ngram"}
+
+
+def write(choice: Choice) -> Body:
+    """Write a chain for vLLM."""
+    draft = choice.draft
+    config: dict[str, Any] = {"method": METHODS[draft.kind]}
+    if draft.kind == "lookup":
+        config |= {"prompt_lookup_min": draft.min_match, "prompt_lookup_max": draft.max_match}
+    else:
+        config["model"] = draft.id
+    config["num_speculative_tokens"] = choice.tree.depth
+    usage = [
+        "as a flag: " + command("--speculative-config", json.dumps(config)),
+        f"start it: {command('vllm', 'serve', choice.profile.target.id, '--config', 'FILE.yaml')}",
+    ]
+    return Body(config, yaml_text({"speculative-config": config}), usage)
+
+
+def off(target: str) -> Body:
+    """Return the settings of a server without speculation: none."""
+    return Body({}, "{}\n", [f"start it: {command('vllm', 'serve', target)}"])
