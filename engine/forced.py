@@ -10,6 +10,7 @@ import torch
 
 from .decode import DecodeStats
 from .decoder import SpeculativeDecoder
+from .packed import unpacked
 from .pair import LoadedTarget
 from .target import Target
 from .trace import Trace
@@ -49,16 +50,18 @@ def run_forced(decoder: SpeculativeDecoder, trace: Trace) -> ForcedRun:
 
 def generate_s(loaded: LoadedTarget, trace: Trace) -> float:
     """Return the wall seconds transformers' own greedy `generate` takes for as many tokens."""
+    model = loaded.target.model
     n = len(trace.generated)
     prompt = torch.tensor([trace.prompt], device=loaded.target.device)
     options: dict[str, Any] = {"max_new_tokens": n, "do_sample": False, "eos_token_id": None}
-    if loaded.target.model.generation_config.pad_token_id is None:
+    if model.generation_config.pad_token_id is None:
         options["pad_token_id"] = 0
-    _synchronize(loaded.target)
-    started = time.perf_counter()
-    loaded.target.model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
-    _synchronize(loaded.target)
-    return time.perf_counter() - started
+    with unpacked(model):
+        _synchronize(loaded.target)
+        started = time.perf_counter()
+        model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
+        _synchronize(loaded.target)
+        return time.perf_counter() - started
 
 
 def plain_over_generate(loaded: LoadedTarget, traces: Sequence[Trace]) -> float:

@@ -9,7 +9,8 @@ once, at the price of a second copy of the weight in a layout that only oneDNN r
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -61,20 +62,45 @@ class PackedLinear:
 
 
 def pack_in_place(module: nn.Module) -> None:
-    """Let the linear layers inside a module compute with packed weights; the rest is untouched.
+    """Let the linear layers inside a module compute with packed weights, where that is faster.
 
     Parameters and their names stay as they are; changes of the weights are not seen any more.
     """
     for linear in module.modules():
-        if isinstance(linear, nn.Linear) and "forward" not in vars(linear):
-            setattr(linear, "forward", _rows_of_any_shape(PackedLinear(linear)))  # noqa: B010
+        # Subclasses are adapters and the like, which add to what the layer computes.
+        if (
+            type(linear) is nn.Linear
+            and "forward" not in vars(linear)
+            and _can_pack(linear.weight)
+        ):
+            setattr(linear, "forward", _PackedForward(linear))  # noqa: B010
 
 
-def _rows_of_any_shape(packed: PackedLinear) -> Callable[[Tensor], Tensor]:
-    def forward(x: Tensor) -> Tensor:
-        return packed(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
+@contextmanager
+def unpacked(module: nn.Module) -> Iterator[None]:
+    """Let a module compute as it was before `pack_in_place`."""
+    packed = {
+        linear: forward
+        for linear in module.modules()
+        if isinstance(forward := vars(linear).get("forward"), _PackedForward)
+    }
+    for linear in packed:
+        del linear.forward
+    try:
+        yield
+    finally:
+        for linear, forward in packed.items():
+            setattr(linear, "forward", forward)  # noqa: B010
 
-    return forward
+
+class _PackedForward:
+    """A linear layer's `forward` over rows of any shape."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self._packed = PackedLinear(linear)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._packed(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
 
 
 _ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)

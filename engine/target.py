@@ -14,6 +14,7 @@ from profiles.errors import SpectuneError
 
 from .cache import KVCache
 from .lean import LeanForward
+from .packed import pack_in_place
 
 SLIDING = "sliding_attention"
 
@@ -39,6 +40,8 @@ class Target:
         self._cache_argument = "cache" if "cache" in names else "past_key_values"
         self._keep_logits = "logits_to_keep" in names
         self._lean = LeanForward.build(model)
+        if self._lean is None:
+            pack_in_place(model)
         self._features: dict[int, Tensor] = {}
         self._watched: set[int] = set()
 
