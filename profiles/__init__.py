@@ -7,6 +7,7 @@ from .deployment import GREEDY, Device, Domain, DraftRef, Sampling, TargetRef
 from .errors import SpectuneError, UsageError
 from .evidence import Alternative, Evidence, Speedup
 from .exporting import ENGINES, Export, export
+from .finding import find
 from .io import atomic_write, check_writable, load, save, to_yaml
 from .match import FIELDS, Facts, Mismatch, compare
 from .measurements import (
@@ -66,6 +67,7 @@ __all__ = [
     "check_writable",
     "compare",
     "export",
+    "find",
     "format_validation_error",
     "load",
     "load_measurements",

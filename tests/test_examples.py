@@ -43,6 +43,10 @@ def test_examples_tune_and_decode(
     assert capsys.readouterr().out.startswith(decision)
     run_example("run_profile.py", str(out), "abc abc")
     assert re.search(r"\d+ tokens in \d+ rounds, length", capsys.readouterr().out)
+    run_example("choose_profile.py", str(tmp_path), str(target), "toy")
+    assert capsys.readouterr().out.startswith(f"{load(out).name}: {decision}")
+    run_example("choose_profile.py", str(tmp_path), str(target), "law")
+    assert "tuned.yaml: domain.name: toy in the profile, law wanted" in capsys.readouterr().out
 
 
 def test_readme_python_runs_as_written(target: Path, sample: Path, tmp_path: Path) -> None:
