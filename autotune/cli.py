@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from profiles.errors import SpectuneError
 
-from . import commands, export_command
+from . import bench_command, commands, export_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"spectune {version('spectune')}")
     subparsers = top.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_tune, _add_run, _add_show, _add_check):
+    for add in (_add_tune, _add_run, _add_bench, _add_show, _add_check):
         add(subparsers)
     export_command.add_parser(subparsers)
     return top
@@ -116,6 +116,12 @@ def _add_run(subparsers: Subparsers) -> None:
     command.add_argument("--raw", action="store_true", help="leave out the chat template")
     command.add_argument("--device", help="default: the kind the profile was made on")
     _add_sampling(command, "as in the profile")
+
+
+def _add_bench(subparsers: Subparsers) -> None:
+    command = _command(subparsers, "bench", bench_command.SUMMARY, bench_command.bench)
+    bench_command.add_options(command)
+    _add_device(command)
 
 
 def _add_show(subparsers: Subparsers) -> None:

@@ -47,7 +47,7 @@ def publish(
     if as_json:
         print(json.dumps({"figures": figures, "conditions": conditions}))
         return
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 160)
     for table in tables:
         console.print(table)
     shown = ", ".join(f"{key} {value}" for key, value in conditions.items() if value is not None)

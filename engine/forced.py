@@ -4,13 +4,12 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from .decode import DecodeStats
 from .decoder import SpeculativeDecoder
-from .packed import unpacked
+from .generate import run_generate
 from .pair import LoadedTarget
 from .target import Target
 from .trace import Trace
@@ -48,35 +47,21 @@ def run_forced(decoder: SpeculativeDecoder, trace: Trace) -> ForcedRun:
     return ForcedRun(total_s, total_s - stats.prefill_s, len(trace.generated), stats)
 
 
-def generate_s(loaded: LoadedTarget, trace: Trace) -> float:
-    """Return the wall seconds transformers' own greedy `generate` takes for as many tokens."""
-    model = loaded.target.model
-    n = len(trace.generated)
-    prompt = torch.tensor([trace.prompt], device=loaded.target.device)
-    options: dict[str, Any] = {"max_new_tokens": n, "do_sample": False, "eos_token_id": None}
-    if model.generation_config.pad_token_id is None:
-        options["pad_token_id"] = 0
-    with unpacked(model):
-        _synchronize(loaded.target)
-        started = time.perf_counter()
-        model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
-        _synchronize(loaded.target)
-        return time.perf_counter() - started
-
-
 def plain_over_generate(loaded: LoadedTarget, traces: Sequence[Trace]) -> float:
     """Return the speed of our plain decoding over transformers' `generate`, interleaved.
 
     Greedy, same weights, dtype, threads and number of tokens; the median over the traces.
     """
     plain = SpeculativeDecoder(loaded)
-    generate_s(loaded, traces[0])  # warm-up, like that of the plain path before
+    run_generate(loaded, traces[0])  # warm-up, like that of the plain path before
     ratios = []
     for i, trace in enumerate(traces):
         if i % 2:
-            theirs, ours = generate_s(loaded, trace), run_forced(plain, trace).total_s
+            theirs = run_generate(loaded, trace).total_s
+            ours = run_forced(plain, trace).total_s
         else:
-            ours, theirs = run_forced(plain, trace).total_s, generate_s(loaded, trace)
+            ours = run_forced(plain, trace).total_s
+            theirs = run_generate(loaded, trace).total_s
         ratios.append(theirs / ours)
     return statistics.median(ratios)
 

@@ -21,6 +21,7 @@ class ModelDraft(BeamDraft):
     kind = "model"
 
     def __init__(self, model: Any, target_vocab_size: int) -> None:
+        self.model = model
         self._decoder = Target(model)
         self.max_positions = self._decoder.max_positions
         self.max_top_k = min(self._decoder.vocab_size, target_vocab_size)

@@ -1,9 +1,44 @@
-"""Seconds by phase of a round."""
+"""Seconds: of a whole answer, and by phase of a round."""
 
 import time
 from collections import defaultdict
+from dataclasses import dataclass
 
 import torch
+
+
+@dataclass(frozen=True)
+class TimedText:
+    """One answer and the time it took.
+
+    Attributes:
+        total_s: Wall seconds from the prompt to the last token.
+        decode_s: Those of them after the first tokens were there.
+        token_ids: The answer.
+        n_first: Tokens that came first, with the prefill; a speculating engine may hand over
+            several at once.
+    """
+
+    total_s: float
+    decode_s: float
+    token_ids: tuple[int, ...]
+    n_first: int = 1
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the answer."""
+        return len(self.token_ids)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second, end to end."""
+        return self.n_tokens / self.total_s
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Tokens per second after the first ones; None if there were no others."""
+        n = self.n_tokens - self.n_first
+        return n / self.decode_s if n > 0 and self.decode_s > 0 else None
 
 
 class PhaseClock:

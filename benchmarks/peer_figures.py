@@ -1,0 +1,80 @@
+"""The figures of `peers.py` from the runs of every domain. Pure arithmetic."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from autotune.contenders import GENERATE, PLAIN_NAME
+from autotune.contest import Runs, flat
+from autotune.speeds import Figure, ratio_of_totals
+from engine.timing import TimedText
+
+SPECULATIVE = "spectune speculative"
+FLOOR = "floor of this machine"
+OURS = (PLAIN_NAME, SPECULATIVE, FLOOR)
+
+Figures = dict[str, float | str | None]
+
+
+def domain_figures(runs: Runs) -> Figures:
+    """Return how fast speculation is beside our plain decoding and beside each engine's best.
+
+    An engine's best mode is the one with the least total time on these prompts, which flatters
+    the engine a little, never us.
+    """
+    if SPECULATIVE not in runs:
+        return {}
+    figures: Figures = {}
+    if PLAIN_NAME in runs:
+        figures |= flat("speculative_over_plain", _speed(runs, SPECULATIVE, PLAIN_NAME))
+    vllm = fastest(runs, [name for name in runs if name.startswith("vLLM ")])
+    if vllm:
+        figures |= flat("speculative_over_vllm", _speed(runs, SPECULATIVE, vllm))
+        figures["speculative_over_vllm_against"] = vllm
+    best = fastest(runs, [name for name in runs if name not in OURS])
+    if best:
+        figures |= flat("speculative_over_best_peer", _speed(runs, SPECULATIVE, best))
+        figures["speculative_over_best_peer_against"] = best
+    return figures
+
+
+def overall_figures(by_domain: Mapping[str, Runs]) -> Figures:
+    """Return how fast plain decoding is beside transformers' `generate` and the floor.
+
+    `plain_over_transformers` compares whole answers; `plain_over_floor` is the time of a token
+    over the least it can take, the prefill left out.
+    """
+    figures: Figures = {}
+    pooled = pool(by_domain)
+    if PLAIN_NAME in pooled and GENERATE in pooled:
+        figures |= flat("plain_over_transformers", _speed(pooled, PLAIN_NAME, GENERATE))
+    if PLAIN_NAME in pooled and FLOOR in pooled:
+        seconds = [[run.decode_s for run in pooled[name]] for name in (PLAIN_NAME, FLOOR)]
+        figures |= flat("plain_over_floor", ratio_of_totals(*seconds))
+    return figures
+
+
+def pool(by_domain: Mapping[str, Runs]) -> Runs:
+    """Return the runs of all domains in one; contenders that miss a domain are left out."""
+    common = set.intersection(*(set(runs) for runs in by_domain.values()))
+    names = [name for name in next(iter(by_domain.values())) if name in common]
+    return {name: [run for runs in by_domain.values() for run in runs[name]] for name in names}
+
+
+def fastest(runs: Runs, names: Sequence[str]) -> str | None:
+    """Return which of some contenders took the least time in all; None if there are none."""
+    return min(names, key=lambda name: sum(run.total_s for run in runs[name]), default=None)
+
+
+def speed_cell(done: Sequence[TimedText] | None) -> str:
+    """Return median tokens per second, end to end and (decode only)."""
+    if not done:
+        return ""
+    decode = [speed for run in done if (speed := run.decode_tokens_per_s) is not None]
+    cell = f"{statistics.median(run.tokens_per_s for run in done):.0f}"
+    return f"{cell} ({statistics.median(decode):.0f})" if decode else cell
+
+
+def _speed(runs: Runs, ours: str, theirs: str) -> Figure:
+    return ratio_of_totals(
+        [run.total_s for run in runs[theirs]], [run.total_s for run in runs[ours]]
+    )

@@ -1,0 +1,132 @@
+"""A server or worker process that can sleep while others are timed, and is gone afterwards."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from profiles.errors import SpectuneError
+
+STOP_S = 10.0
+"""Seconds a process gets to end before it is killed."""
+
+
+class PeerError(SpectuneError):
+    """A peer could not be started, or did not answer."""
+
+
+def exit_on_signals() -> None:
+    """Turn SIGTERM and SIGHUP into a normal exit, so that every process is cleaned up."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+
+
+class PeerProcess:
+    """A process and its children, in a process group of their own.
+
+    The group stays in this session: whoever pauses other sessions does not pause it.
+
+    Args:
+        command: What to run.
+        environment: Variables beside those of this process.
+        log: File that takes what it prints.
+        piped: Whether stdin and stdout are pipes for lines of text; else only the log is written.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        environment: Mapping[str, str],
+        log: Path,
+        *,
+        piped: bool = False,
+    ) -> None:
+        self._log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as errors:
+            self._popen = subprocess.Popen(
+                [str(part) for part in command],
+                env=os.environ | environment,
+                stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if piped else errors,
+                stderr=errors,
+                bufsize=0,
+                process_group=0,
+            )
+        self.pid = self._popen.pid
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Let the processes run inside the `with` block, and sleep after it."""
+        self._signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until it is ready.
+
+        Raises:
+            PeerError: It ended before, or took too long.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            if self._popen.poll() is not None:
+                raise PeerError(f"it ended with code {self._popen.returncode}: {self.last_line()}")
+            if time.monotonic() > deadline:
+                raise PeerError(f"it was not ready after {timeout_s:.0f} s: {self.last_line()}")
+            time.sleep(0.2)
+
+    def has_line(self) -> bool:
+        """Tell whether a line can be read from a piped process, or that it has ended."""
+        return bool(select.select([self._popen.stdout], [], [], 0)[0])
+
+    def ask(self, line: str, timeout_s: float) -> str:
+        """Write a line to a piped process and return the line it answers.
+
+        Raises:
+            PeerError: It ended, or took too long.
+        """
+        assert self._popen.stdin is not None  # noqa: S101 - piped
+        try:
+            self._popen.stdin.write(line.encode() + b"\n")
+        except BrokenPipeError:
+            raise PeerError(f"it has ended: {self.last_line()}") from None
+        if not select.select([self._popen.stdout], [], [], timeout_s)[0]:
+            raise PeerError(f"it gave no answer in {timeout_s:.0f} s: {self.last_line()}")
+        return self.read_line()
+
+    def read_line(self) -> str:
+        """Read a line from a piped process."""
+        assert self._popen.stdout is not None  # noqa: S101 - piped
+        line = self._popen.stdout.readline()
+        if not line:
+            raise PeerError(f"it has ended: {self.last_line()}")
+        return line.decode()
+
+    def last_line(self) -> str:
+        """Return the last line of the log that says something."""
+        lines = self._log.read_text(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "no message")
+
+    def stop(self) -> None:
+        """End the process and all its children, whatever state they are in."""
+        self._signal(signal.SIGCONT)
+        self._signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(STOP_S)
+        self._signal(signal.SIGKILL)  # children may have outlived it
+        self._popen.wait()
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
