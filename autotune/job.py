@@ -4,10 +4,8 @@ import hashlib
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import numpy as np
 
 from engine.fingerprint import describe_device
 from engine.forced import reference_times
@@ -20,10 +18,9 @@ from .prompts import read_prompts
 from .sample import Sample, build_sample
 from .settings import Settings
 from .space import SearchSpace
+from .steady import noise_of, noise_warning
 
 N_REFERENCE_PASSES = 60
-NOISY_SPREAD = 0.2
-"""Spread of a fixed pass above which a machine is too busy to measure on without a word."""
 
 
 @dataclass(frozen=True)
@@ -132,11 +129,8 @@ def prepare(
     progress.say(sample.summary())
     times = reference_times(loaded.target, N_REFERENCE_PASSES)
     noise = noise_of(times)
-    if noise.spread > NOISY_SPREAD:
-        progress.say(
-            f"Warning: the same pass varies by {100 * noise.spread:.0f} % on this machine, so the "
-            "result will be less certain; stop other work for a sharper one."
-        )
+    if warning := noise_warning(noise):
+        progress.say(warning)
     return Job(
         loaded=loaded,
         drafts=drafts,
@@ -158,9 +152,14 @@ def space_of(loaded: LoadedDraft, settings: Settings) -> SearchSpace:
     return SearchSpace(settings.max_depth, top_k, top_k, settings.max_nodes)
 
 
-def noise_of(times: Sequence[float]) -> Noise:
-    """Return spread (interquartile range over median) and drift of a repeated pass."""
-    low, median, high = np.quantile(times, [0.25, 0.5, 0.75])
-    third = len(times) // 3
-    drift = statistics.median(times[-third:]) / statistics.median(times[:third]) - 1
-    return Noise(spread=float((high - low) / median), drift=drift)
+def look_again(job: Job, progress: Silent) -> Job:
+    """Read the machine's pace once it is warm: what is measured later is compared with this."""
+    times = reference_times(job.loaded.target, N_REFERENCE_PASSES)
+    pass_s = statistics.median(times)
+    noise = Noise(
+        spread=max(job.noise.spread, noise_of(times).spread),
+        drift=pass_s / job.plain_token_s - 1,
+    )
+    if warning := noise_warning(noise):
+        progress.say(warning)
+    return replace(job, noise=noise, plain_token_s=pass_s)

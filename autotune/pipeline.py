@@ -11,7 +11,7 @@ from profiles import Profile, check_writable, measurements_path
 from profiles.errors import SpectuneError
 
 from .costing import measure_costs
-from .job import Job, Models, prepare
+from .job import Job, Models, look_again, prepare
 from .plan import Plan, Stopwatch, plan_of
 from .predicting import Predictor
 from .probing import probe_drafts
@@ -65,6 +65,7 @@ def tune(
         texts = record_answers(job, job.sample.tune, progress, "Tracing")
         unseen = record_answers(job, job.sample.holdout, progress, "Tracing the holdout")
         _check_texts(texts)
+        job = look_again(job, progress)
 
     with watch.step("probe"):  # which layers and which rotary base each head was trained with
         job, probes = probe_drafts(job, flatten(texts), progress)

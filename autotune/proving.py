@@ -1,18 +1,32 @@
 """Step 6: the rungs, fixed before the holdout is seen, against plain on the holdout."""
 
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.decoder import SpeculativeDecoder
 from engine.forced import ForcedRun, plain_over_generate, run_forced
 from engine.pair import LoadedTarget
-from profiles import Evidence, Speedup
+from profiles import Evidence, Noise, Speedup
 
-from .holdout import MAX_RUNGS, PairedTimes, Verdict, first_proved, judge, measure_pairs
+from .holdout import (
+    MAX_RUNGS,
+    PairedTimes,
+    Verdict,
+    first_proved,
+    judge,
+    measure_block,
+    paired,
+)
 from .job import Job
-from .progress import Silent
+from .progress import Silent, Tick
 from .search import Candidate, best_chain, best_shallow
+from .steady import Steadily, measure_steadily, pace_of
 from .tracing import Conversation, flatten
+
+Block = list[tuple[list[ForcedRun], list[ForcedRun]]]
+"""The runs on one prompt: by side, plain first, there and back, by turn."""
 
 N_BASELINE_PROMPTS = 4
 """Prompts on which plain decoding is compared with transformers' generate."""
@@ -25,9 +39,10 @@ class Proof:
     Attributes:
         rungs: The candidates, in the order fixed beforehand.
         times: Their times by prompt, next to plain.
-        evidence: Their figures.
+        evidence: Their figures; none if no prompt was measured undisturbed.
         verdicts: The test's results.
         winner: Index of the first rung proved faster, or None.
+        steadily: Seconds by prompt and run, and how steady the machine was.
     """
 
     rungs: tuple[Candidate, ...]
@@ -35,6 +50,28 @@ class Proof:
     evidence: tuple[Evidence, ...]
     verdicts: tuple[Verdict, ...]
     winner: int | None
+    steadily: Steadily[Block]
+
+    @property
+    def closest(self) -> Verdict:
+        """The winner's verdict, or that of the rung which the fewest prompts would settle."""
+        if self.winner is not None:
+            return self.verdicts[self.winner]
+        return min(self.verdicts, key=lambda v: v.n_prompts_needed or math.inf)
+
+    def noise(self, before: Noise) -> Noise:
+        """Return how steady the machine was, the holdout included."""
+        steadily = self.steadily
+        seen = {"slowest": steadily.slowest, "remeasured": steadily.n_remeasured}
+        return Noise(**before.model_dump() | seen | {"left_out": steadily.n_left_out})
+
+    def run_noise(self, rung: int) -> float | None:
+        """Return the deviation of a single run's log time, from the two of each prompt."""
+        blocks = self.steadily.blocks.values()
+        pairs = [seconds_of(block[side]) for block in blocks for side in (0, 1 + rung)]
+        if len(blocks) < 2:
+            return None
+        return statistics.stdev(math.log(there / back) for there, back in pairs) / math.sqrt(2)
 
 
 def choose_rungs(measured: Sequence[Candidate]) -> list[Candidate]:
@@ -57,27 +94,66 @@ def prove(
     decoders = [
         SpeculativeDecoder(loaded, job.drafts[c.draft].draft, c.tree, sampling) for c in rungs
     ]
-    runs: dict[int, list[ForcedRun]] = {rung: [] for rung in range(-1, len(rungs))}
     n_runs = len(conversations) * 2 * (len(rungs) + 1)
     with progress.step("Proving on the holdout", n_runs) as tick:
-
-        def run_s(prompt: int, rung: int) -> float:
-            decoder = plain if rung < 0 else decoders[rung]
-            done = [run_forced(decoder, trace) for trace in conversations[prompt]]
-            runs[rung] += done
-            tick()
-            return sum(run.total_s for run in done)
-
-        times = measure_pairs(len(conversations), len(rungs), run_s)
+        steadily = run_interleaved([plain, *decoders], conversations, job.plain_token_s, tick)
+    if note := steadily.summary():
+        progress.say(f"Warning: {note}")
+    blocks = list(steadily.blocks.values())
+    times = times_of(blocks, len(rungs))
     over_generate = plain_over_generate(loaded, flatten(conversations)[:N_BASELINE_PROMPTS])
     verdicts = [judge(pair, len(rungs)) for pair in times]
     evidence = [
-        _evidence(loaded, verdict, pair, runs[-1], runs[rung], over_generate)
+        _evidence(loaded, verdict, pair, _runs(blocks, 0), _runs(blocks, 1 + rung), over_generate)
         for rung, (verdict, pair) in enumerate(zip(verdicts, times, strict=True))
+        if blocks
     ]
-    return Proof(
-        tuple(rungs), tuple(times), tuple(evidence), tuple(verdicts), first_proved(verdicts)
-    )
+    winner = first_proved(verdicts)
+    return Proof(tuple(rungs), tuple(times), tuple(evidence), tuple(verdicts), winner, steadily)
+
+
+def run_interleaved(
+    decoders: Sequence[SpeculativeDecoder],
+    conversations: Sequence[Conversation],
+    pass_s: float,
+    tick: Tick,
+) -> Steadily[Block]:
+    """Run decoders on forced text, there and back on every prompt, at the machine's steady pace.
+
+    Args:
+        decoders: The plain one, then at least one other.
+        conversations: What they are made to say.
+        pass_s: Usual seconds of the fixed pass, from earlier in the job.
+        tick: Called after each run.
+    """
+
+    def run(conversation: Conversation, decoder: SpeculativeDecoder) -> list[ForcedRun]:
+        done = [run_forced(decoder, trace) for trace in conversation]
+        tick()
+        return done
+
+    def measure(prompt: int) -> Block:
+        return measure_block(
+            len(decoders) - 1, lambda rung: run(conversations[prompt], decoders[rung + 1])
+        )
+
+    target = decoders[0].loaded.target
+    return measure_steadily(len(conversations), measure, lambda: pace_of(target, pass_s), pass_s)
+
+
+def times_of(blocks: Sequence[Block], n_rungs: int) -> list[PairedTimes]:
+    """Return total seconds by prompt of every rung against plain."""
+    return paired([[seconds_of(side) for side in block] for block in blocks], n_rungs)
+
+
+def seconds_of(side: tuple[list[ForcedRun], list[ForcedRun]]) -> tuple[float, float]:
+    """Return the seconds of one side's two runs on a prompt, all turns together."""
+    there, back = (sum(turn.total_s for turn in run) for run in side)
+    return there, back
+
+
+def _runs(blocks: Sequence[Block], side: int) -> list[ForcedRun]:
+    return [turn for block in blocks for run in block[side] for turn in run]
 
 
 def _evidence(

@@ -55,7 +55,7 @@ def build_profile(
     sample, settings = job.sample, job.settings
     winner = proof.winner if proof else None
     leader = rungs[winner or 0] if rungs else max(measured, key=_standing)
-    judged = list(zip(rungs, proof.evidence, strict=True)) if proof else []
+    judged = list(zip(rungs, proof.evidence, strict=True)) if proof and proof.evidence else []
     runners_up = sorted((c for c in measured if c.speedup and c not in rungs), key=_standing)
     return Profile(
         schema_version=1,
@@ -84,7 +84,7 @@ def build_profile(
             if i != winner
         ],
         probe=probes.get(leader.draft, ()),
-        noise=job.noise,
+        noise=proof.noise(job.noise) if proof else job.noise,
         cost_model=costs.summary(leader.draft),
         search=SearchSummary(
             predicted=len(predicted),
@@ -108,17 +108,18 @@ def reason(rungs: Sequence[Candidate], proof: "Proof | None") -> str:
         return "No tree was faster than plain decoding on the tune prompts."
     if proof is None:
         return f"Insufficient evidence, {MIN_PROMPTS} more prompts are needed: none was held out."
-    verdict = proof.verdicts[proof.winner or 0]
+    verdict = proof.closest
     figures = (
         f"{verdict.ratio:.3f}x in total, at least {verdict.low:.3f}x at "
         f"{100 * verdict.confidence:.1f} % confidence on {verdict.n_prompts} held-out prompts"
     )
+    machine = f" {note}" if (note := proof.steadily.summary()) else ""
     if proof.winner is not None:
-        return f"Faster than plain decoding: {figures}."
+        return f"Faster than plain decoding: {figures}.{machine}"
     if verdict.n_prompts_needed is None:
-        return f"Not faster than plain decoding: {figures}."
+        return f"Not faster than plain decoding: {figures}.{machine}"
     n_more = max(1, verdict.n_prompts_needed - verdict.n_prompts)
-    return f"Insufficient evidence, about {n_more} more prompts are needed: {figures}."
+    return f"Insufficient evidence, about {n_more} more prompts are needed: {figures}.{machine}"
 
 
 def save_all(profile: Profile, measurements: Measurements, study: Path, out: Path) -> None:
@@ -159,9 +160,12 @@ def build_measurements(
                 tree=rung.tree,
                 plain_ms=[1e3 * seconds for seconds in times.plain_s],
                 speculative_ms=[1e3 * seconds for seconds in times.speculative_s],
+                run_noise=proof.run_noise(i),
             )
-            for rung, times in (zip(proof.rungs, proof.times, strict=True) if proof else ())
-        ],
+            for i, (rung, times) in enumerate(zip(proof.rungs, proof.times, strict=True))
+        ]
+        if proof
+        else (),
         acceptance=predictor.acceptance(),
     )
 

@@ -108,6 +108,9 @@ class HoldoutTree(StrictModel):
         description="plain time per prompt, ms, all its runs together, in the order of the sample"
     )
     speculative_ms: Items[Positive] = Field(description="time with the tree, likewise")
+    run_noise: Annotated[Number, Field(ge=0)] | None = Field(
+        default=None, description="deviation of the log time of one run, repeats compared"
+    )
 
     @model_validator(mode="after")
     def _is_paired(self) -> Self:

@@ -87,3 +87,8 @@ class Noise(StrictModel):
 
     spread: Annotated[Number, Field(ge=0)] = Field(description="relative spread (IQR / median)")
     drift: Number = Field(description="relative change from the first to the last pass")
+    slowest: Positive | None = Field(
+        default=None, description="slowest pass during the holdout, over its usual time"
+    )
+    remeasured: Count = Field(default=0, description="holdout prompts measured again for it")
+    left_out: Count = Field(default=0, description="holdout prompts left out for it")

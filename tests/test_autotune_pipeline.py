@@ -111,6 +111,7 @@ def fixed_times(monkeypatch: pytest.MonkeyPatch, round_s: Callable[[TreeConfig],
 
     monkeypatch.setattr(autotune.racing, "run_forced", run)
     monkeypatch.setattr(autotune.proving, "run_forced", run)
+    monkeypatch.setattr(autotune.proving, "pace_of", lambda _, pass_s: pass_s)
 
 
 def check_consistent(profile: Profile, out: Path, n_trials: int) -> None:
