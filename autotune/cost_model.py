@@ -1,58 +1,79 @@
 """What a round costs, in units of a plain round at the same moment.
 
-`round = extend(accepted) + levels(depth, width) + verify(nodes) + commit`, fitted to rounds that
-were timed as they are served. Pure arithmetic: no engine, no files.
+`round = extend(accepted) + levels(depth, width) + verify(nodes, context) + commit`, fitted to
+rounds that were timed as they are served. Pure arithmetic: no engine, no files.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.isotonic import IsotonicRegression
-from sklearn.linear_model import LinearRegression
 
 from profiles import CostModelSummary, CostTable, ErrorSummary, RoundPoint, TreeConfig
 
+from .fitting import DraftCost, Sizes, Times, fit_draft, leave_one_out, median, relative
+
 if TYPE_CHECKING:
+    from engine.contexts import ContextTime
     from engine.replay import ReplayedRounds
     from engine.rounds import RoundTime
 
-Times = NDArray[np.float64]
-Sizes = NDArray[np.integer[Any]] | float
 
-HELD_OUT_EVERY = 4
-"""Every fourth tree of a draft is left out of the fit, to test it."""
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted figures of a tree on recorded text.
+
+    Attributes:
+        tau: Tokens per round.
+        break_even_tau: Round time over plain token time, the draft's prefill spread over the
+            rounds of its text.
+    """
+
+    tau: float
+    break_even_tau: float
+
+    @property
+    def decode_speedup(self) -> float:
+        """Predicted plain over speculative decoding time; the target's prefill is left out."""
+        return self.tau / self.break_even_tau
 
 
 @dataclass(frozen=True)
-class DraftCost:
-    """The draft's share of a round, relative to a plain round.
+class ContextCost:
+    """What a longer context costs, linear between two that were timed.
 
     Attributes:
-        extend_base, extend_token: Cost of an extend pass and of each token in it.
-        levels_base, level, level_node: Cost of growing any tree, of each level after the first,
-            and of each node expanded there.
-        commit: Cost of keeping the accepted path.
-        heldout_error: Relative errors of the predicted round time for trees left out.
+        reference: The context at which a plain pass costs 1.
+        plain: What a plain pass costs more per token of context.
+        node: What a verified node costs more per token of context.
+        span: The contexts that were timed.
     """
 
-    extend_base: float
-    extend_token: float
-    levels_base: float
-    level: float
-    level_node: float
-    commit: float
-    heldout_error: ErrorSummary | None
+    reference: float
+    plain: float = 0.0
+    node: float = 0.0
+    span: tuple[float, float] = (0.0, 0.0)
 
-    def round(self, tree: TreeConfig, n_extend: Sizes) -> Times:
-        """Return the draft's and the commit's share of rounds with the given extend lengths."""
-        n_levels = tree.depth - 1
-        levels = self.levels_base + n_levels * (self.level + tree.width * self.level_node)
-        extend = self.extend_base + self.extend_token * np.asarray(n_extend)
-        return np.asarray(extend + levels + self.commit)
+    @classmethod
+    def fit(cls, times: "Sequence[ContextTime]", reference: float) -> "ContextCost":
+        """Fit the medians of passes of two sizes behind two contexts."""
+        groups: dict[tuple[int, int], list[float]] = defaultdict(list)
+        for time in times:
+            groups[time.context, time.n_nodes].append(time.seconds)
+        short, long = min(time.context for time in times), max(time.context for time in times)
+        n_nodes, length = max(time.n_nodes for time in times), long - short
+        if length == 0:
+            return cls(reference, span=(short, long))
+        growth = {
+            n: (median(groups[long, n]) - median(groups[short, n])) / length for n in (0, n_nodes)
+        }
+        unit = median(groups[short, 0]) + growth[0] * (reference - short)
+        plain = max(0.0, growth[0])
+        node = max(0.0, growth[n_nodes] - plain) / n_nodes
+        return cls(reference, plain / unit, node / unit, (short, long))
 
 
 class CostModel:
@@ -61,193 +82,184 @@ class CostModel:
     Args:
         probes: Rounds that verified known numbers of nodes, from a draft that costs nothing.
         rounds_by_draft: Timed rounds of every draft.
+        contexts: Passes behind a short and a long context; without them context is free.
 
     Attributes:
         times: The timed rounds by draft; "" are the probes.
         reference_s: Seconds of a plain round.
         drafts: What each draft costs.
-        rounds: The timed trees of every draft, next to what is predicted for them.
+        rounds: The timed trees of every draft, each as predicted by a fit that never saw it.
     """
 
     def __init__(
-        self, probes: "Sequence[RoundTime]", rounds_by_draft: "Mapping[str, Sequence[RoundTime]]"
+        self,
+        probes: "Sequence[RoundTime]",
+        rounds_by_draft: "Mapping[str, Sequence[RoundTime]]",
+        contexts: "Sequence[ContextTime]" = (),
     ) -> None:
         self.times: dict[str, Sequence[RoundTime]] = {"": probes, **rounds_by_draft}
-        self.reference_s = float(np.median([t.total_s for t in probes if t.tree.is_plain]))
-        self._verify_x, self._verify_y = _verify_points(probes)
+        plain = [time for time in probes if time.tree.is_plain]
+        self.reference_s = median(time.total_s for time in plain)
+        reference = median(time.context for time in plain)
+        self._context = (
+            ContextCost.fit(contexts, reference) if contexts else ContextCost(reference)
+        )
+        seen = [time.context for group in self.times.values() for time in group]
+        self._contexts = min(*self._context.span, *seen), max(*self._context.span, *seen)
+        self._verify_x, self._verify_y = self._fit_verify(probes)
+        self.drafts: dict[str, DraftCost] = {}
         self.rounds: list[RoundPoint] = []
-        self._context = (min(t.context for t in probes), max(t.context for t in probes))
-        self.drafts = {
-            name: self._fit_draft(name, times) for name, times in rounds_by_draft.items()
-        }
+        for name, times in rounds_by_draft.items():
+            scaled = list(self._relative(times))
+            self.drafts[name] = fit_draft(scaled)
+            self.rounds += leave_one_out(
+                name, scaled, lambda time: float(self.verify(time.n_nodes, time.context))
+            )
 
     @property
     def max_nodes(self) -> int:
         """Nodes of the largest verify pass that was timed; beyond it nothing is known."""
         return int(self._verify_x[-1])
 
-    def verify(self, n_nodes: Sizes) -> Times:
+    def plain(self, context: Sizes) -> Times:
+        """Return the cost of plain passes behind that many tokens."""
+        extra = np.asarray(context, dtype=float) - self._context.reference
+        return np.asarray(1 + self._context.plain * extra)
+
+    def verify(self, n_nodes: Sizes, context: Sizes | None = None) -> Times:
         """Return the cost of verify passes with that many draft nodes; 0 is a plain pass.
 
-        Between timed points it is interpolated, beyond the last it is extended with the slope
+        Between timed sizes it is interpolated, beyond the last it is extended with the slope
         of the last step, which callers must flag (`max_nodes`).
+
+        Args:
+            n_nodes: Draft nodes.
+            context: Tokens before them; the reference's if None.
         """
         x, y = self._verify_x, self._verify_y
+        sizes = np.asarray(n_nodes, dtype=float)
         slope = (y[-1] - y[-2]) / (x[-1] - x[-2])
-        beyond = np.maximum(np.asarray(n_nodes, dtype=float) - x[-1], 0.0)
-        return np.asarray(np.interp(n_nodes, x, y) + slope * beyond)
+        at_reference = np.interp(sizes, x, y) + slope * np.maximum(sizes - x[-1], 0.0)
+        if context is None:
+            return np.asarray(at_reference)
+        extra = np.asarray(context, dtype=float) - self._context.reference
+        return np.asarray(
+            at_reference + extra * (self._context.plain + sizes * self._context.node)
+        )
 
-    def round_times(self, draft: str, tree: TreeConfig, rounds: "ReplayedRounds") -> Times:
-        """Return the relative time of each of the replayed rounds."""
+    def round_times(
+        self, draft: str, tree: TreeConfig, rounds: "ReplayedRounds", n_prompt: int
+    ) -> Times:
+        """Return the relative time of each replayed round of a text.
+
+        The draft's prefill is part of its first round.
+        """
+        cost = self.drafts[draft]
+        context = n_prompt + np.cumsum(rounds.n_emitted) - rounds.n_emitted
         # The extend pass runs over what the round before emitted.
         n_extend = np.concatenate((rounds.n_emitted[:1], rounds.n_emitted[:-1]))
-        speculative = self.drafts[draft].round(tree, n_extend) + self.verify(rounds.n_nodes)
-        return np.where(rounds.depths > 0, speculative, 1.0)
+        speculative = cost.round(tree, n_extend) + self.verify(rounds.n_nodes, context)
+        first = np.flatnonzero(rounds.depths > 0)[:1]
+        speculative[first] += cost.prefill(context[first]) - cost.extend(n_extend[first])
+        return np.where(rounds.depths > 0, speculative, self.plain(context))
+
+    def expected(self, draft: str, timed: "RoundTime") -> float:
+        """Return what a timed round was expected to take, in units of its own reference."""
+        cost = self.drafts[draft].round(timed.tree, timed.n_extend)
+        cost = cost + self.verify(timed.n_nodes, timed.context)
+        return float(cost / self.plain(timed.context))
 
     def predict(
-        self, draft: str, tree: TreeConfig, replayed: Sequence["ReplayedRounds"]
-    ) -> "Prediction":
-        """Predict a tree's figures from its replayed rounds, one entry per text."""
-        times = [
-            self.round_times(draft, tree, rounds) for rounds in replayed if len(rounds.depths)
-        ]
-        n_rounds = sum(len(t) for t in times)
-        n_tokens = sum(int(rounds.n_emitted.sum()) for rounds in replayed)
+        self,
+        draft: str,
+        tree: TreeConfig,
+        replayed: Sequence["ReplayedRounds"],
+        n_prompts: Sequence[int],
+    ) -> Prediction:
+        """Predict a tree's figures from its replayed rounds.
+
+        Args:
+            draft: The draft's name.
+            tree: The tree.
+            replayed: Its rounds, one entry per text.
+            n_prompts: Tokens of each text's prompt.
+        """
+        n_rounds = n_tokens = 0
+        rounds_s = plain_s = 0.0
+        for rounds, n_prompt in zip(replayed, n_prompts, strict=True):
+            n = int(rounds.n_emitted.sum())
+            n_rounds, n_tokens = n_rounds + len(rounds.depths), n_tokens + n
+            rounds_s += float(self.round_times(draft, tree, rounds, n_prompt).sum())
+            plain_s += float(self.plain(n_prompt + np.arange(n)).sum())
         return Prediction(
             tau=n_tokens / n_rounds,
-            break_even_tau=float(sum(t.sum() for t in times)) / n_rounds,
+            break_even_tau=(rounds_s / n_rounds) / (plain_s / n_tokens),
         )
+
+    def heldout_error(self, draft: str) -> ErrorSummary | None:
+        """Return the error of the round time on trees left out; None if none could be."""
+        errors = [
+            abs(point.predicted / point.relative - 1)
+            for point in self.rounds
+            if point.draft == draft
+        ]
+        if not errors:
+            return None
+        return ErrorSummary(median=median(errors), p90=float(np.quantile(errors, 0.9)))
 
     def summary(self, draft: str) -> CostModelSummary:
         """Return the tables a profile keeps."""
         cost = self.drafts[draft]
-        widths = [1.0, 2.0, 4.0, 8.0]
-        tokens = [1.0, 2.0, 4.0, 8.0]
+        sizes = [1.0, 2.0, 8.0]
+        prompts = sorted({float(t.n_extend) for t in self.times[draft] if t.is_first})
         tables = [
-            CostTable(name="verify", x=self._verify_x.tolist(), relative=self._verify_y.tolist()),
-            CostTable(
-                name="extend",
-                x=tokens,
-                relative=[cost.extend_base + cost.extend_token * n for n in tokens],
-            ),
-            CostTable(
-                name="level", x=widths, relative=[cost.level + cost.level_node * w for w in widths]
-            ),
-            CostTable(name="grow", x=[1.0], relative=[cost.levels_base]),
+            *self._context_tables(),
+            CostTable(name="extend", x=sizes, relative=cost.extend(np.array(sizes)).tolist()),
+            CostTable(name="level", x=sizes, relative=cost.level(np.array(sizes)).tolist()),
+            CostTable(name="grow", x=[1.0], relative=[cost.grow]),
             CostTable(name="commit", x=[1.0], relative=[cost.commit]),
         ]
+        if prompts:
+            ends = sorted({prompts[0], prompts[-1]})
+            costs = cost.prefill(np.array(ends)).tolist()
+            tables.append(CostTable(name="prefill", x=ends, relative=costs))
         return CostModelSummary(
             reference_ms=1e3 * self.reference_s,
             tables=tables,
-            heldout_error=cost.heldout_error,
-            valid={
-                "nodes": (1.0, float(self.max_nodes)),
-                "context": (float(self._context[0]), float(self._context[1])),
-            },
+            heldout_error=self.heldout_error(draft),
+            valid={"nodes": (1.0, float(self.max_nodes)), "context": self._contexts},
         )
 
-    def _fit_draft(self, name: str, times: "Sequence[RoundTime]") -> DraftCost:
-        """Fit a draft's cost, test it on trees left out, and fit again on all of them."""
-        by_tree: dict[TreeConfig, list[RoundTime]] = defaultdict(list)
-        for time in times:
-            if not time.tree.is_plain:
-                by_tree[time.tree].append(time)
-        trees = sorted(by_tree, key=lambda tree: (tree.depth, tree.width, tree.nodes))
-        held_out = trees[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
-        error = None
-        if held_out:
-            kept = {tree: by_tree[tree] for tree in trees if tree not in held_out}
-            trial = _fit_parts(kept, None)
-            unseen = [self._point(name, trial, tree, by_tree[tree], True) for tree in held_out]
-            self.rounds += unseen
-            errors = [abs(point.predicted / point.relative - 1) for point in unseen]
-            error = ErrorSummary(
-                median=float(np.median(errors)), p90=float(np.quantile(errors, 0.9))
-            )
-        cost = _fit_parts(by_tree, error)
-        self.rounds += [
-            self._point(name, cost, tree, by_tree[tree], False)
-            for tree in trees
-            if tree not in held_out
+    def _context_tables(self) -> list[CostTable]:
+        """Return what depends on the context: at both ends of the timed range, if it has two."""
+        contexts = sorted(set(self._contexts))
+        return [
+            CostTable(name="plain", x=contexts, relative=self.plain(np.array(contexts)).tolist()),
+            *(
+                CostTable(
+                    name="verify",
+                    at={"context": context},
+                    x=self._verify_x.tolist(),
+                    relative=self.verify(self._verify_x, context).tolist(),
+                )
+                for context in contexts
+            ),
         ]
-        return cost
 
-    def _point(
-        self,
-        draft: str,
-        cost: DraftCost,
-        tree: TreeConfig,
-        times: "Sequence[RoundTime]",
-        left_out: bool,
-    ) -> RoundPoint:
-        predicted = (
-            float(cost.round(tree, t.n_extend)) + float(self.verify(t.n_nodes)) for t in times
-        )
-        return RoundPoint(
-            draft=draft,
-            tree=tree,
-            nodes=float(np.mean([t.n_nodes for t in times])),
-            relative=_median(t.total_s / t.reference_s for t in times),
-            predicted=_median(predicted),
-            left_out=left_out,
-        )
+    def _fit_verify(self, probes: "Sequence[RoundTime]") -> tuple[Times, Times]:
+        """Return nodes and verify costs: monotone steps, and a 1-token pass of its own."""
+        by_nodes: dict[int, list[float]] = defaultdict(list)
+        for time in self._relative(probes):
+            extra = time.context - self._context.reference
+            surplus = extra * (self._context.plain + time.n_nodes * self._context.node)
+            by_nodes[time.n_nodes].append(time.verify_s - surplus)
+        x = np.array(sorted(by_nodes), dtype=float)
+        y = np.array([np.median(by_nodes[int(n)]) for n in x])
+        # One token runs on other kernels than several do: it is not part of the staircase.
+        y[1:] = IsotonicRegression().fit_transform(x[1:], y[1:])
+        return x, y
 
-
-@dataclass(frozen=True)
-class Prediction:
-    """Predicted figures of a tree on recorded text."""
-
-    tau: float
-    break_even_tau: float
-
-    @property
-    def decode_speedup(self) -> float:
-        """Predicted plain over speculative decoding time, prefill left out."""
-        return self.tau / self.break_even_tau
-
-
-def _verify_points(
-    probes: "Sequence[RoundTime]",
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return nodes and relative verify times: monotone steps, and a 1-token pass of its own."""
-    by_nodes: dict[int, list[float]] = defaultdict(list)
-    for time in probes:
-        by_nodes[time.n_nodes].append(time.verify_s / time.reference_s)
-    x = np.array(sorted(by_nodes), dtype=float)
-    y = np.array([np.median(by_nodes[int(n)]) for n in x])
-    # One token runs on other kernels than several do: it is not part of the staircase.
-    y[1:] = IsotonicRegression().fit_transform(x[1:], y[1:])
-    return x, y
-
-
-def _fit_parts(
-    by_tree: "dict[TreeConfig, list[RoundTime]]", heldout_error: ErrorSummary | None
-) -> DraftCost:
-    times = [time for group in by_tree.values() for time in group]
-    by_extend: dict[int, list[float]] = defaultdict(list)
-    for time in times:
-        by_extend[time.n_extend].append(time.extend_s / time.reference_s)
-    extend = LinearRegression(positive=True).fit(
-        np.array([[n] for n in by_extend], dtype=float),
-        np.array([np.median(values) for values in by_extend.values()]),
-        sample_weight=np.array([len(values) for values in by_extend.values()], dtype=float),
-    )
-    levels = LinearRegression(positive=True).fit(
-        np.array([[t.depth - 1, (t.depth - 1) * t.width] for t in by_tree], dtype=float),
-        np.array(
-            [_median(t.levels_s / t.reference_s for t in group) for group in by_tree.values()]
-        ),
-    )
-    return DraftCost(
-        extend_base=max(0.0, float(extend.intercept_)),
-        extend_token=float(extend.coef_[0]),
-        levels_base=max(0.0, float(levels.intercept_)),
-        level=float(levels.coef_[0]),
-        level_node=float(levels.coef_[1]),
-        commit=_median(t.commit_s / t.reference_s for t in times),
-        heldout_error=heldout_error,
-    )
-
-
-def _median(values: Iterable[float]) -> float:
-    return float(np.median(list(values)))
+    def _relative(self, times: "Sequence[RoundTime]") -> "Iterator[RoundTime]":
+        """Yield rounds relative to a plain round behind the reference's context."""
+        for time in times:
+            yield relative(time, float(self.plain(time.context)))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from engine.contexts import N_NODES, measure_contexts
 from engine.rounds import VERIFY_PROBES, ProbeDraft, measure_rounds
 from engine.trace import Trace
 from profiles import TreeConfig
@@ -11,14 +12,15 @@ from .job import Job
 from .progress import Silent
 from .space import SearchSpace
 
+SHORT_CONTEXT, LONG_CONTEXT = 64, 1024
+"""Tokens before the passes that tell what context costs."""
+
 
 def measure_costs(job: Job, traces: Sequence[Trace], progress: Silent) -> CostModel:
     """Return the cost model of the job's target and drafts on this device."""
     settings = job.settings
     probes = [
-        TreeConfig(depth=1, width=1, top_k=n, nodes=n)
-        for n in VERIFY_PROBES
-        if n <= settings.max_nodes
+        TreeConfig(depth=1, width=1, top_k=n, nodes=n) for n in verify_probes(settings.max_nodes)
     ]
     trees = {name: draft_probes(space) for name, space in job.spaces.items()}
     n_trees = len(probes) + sum(len(t) for t in trees.values())
@@ -39,7 +41,22 @@ def measure_costs(job: Job, traces: Sequence[Trace], progress: Silent) -> CostMo
                 *((name, loaded.draft, trees[name]) for name, loaded in job.drafts.items()),
             )
         }
-    return CostModel(times.pop(""), times)
+    contexts = measure_contexts(
+        job.loaded.target, contexts_of(job, traces), settings.n_probe_rounds, settings.seed
+    )
+    return CostModel(times.pop(""), times, contexts)
+
+
+def verify_probes(max_nodes: int) -> list[int]:
+    """Return the sizes at which verify passes are timed, the largest being `max_nodes`."""
+    return [*(n for n in VERIFY_PROBES if n < max_nodes), max_nodes]
+
+
+def contexts_of(job: Job, traces: Sequence[Trace]) -> tuple[int, int]:
+    """Return the two lengths of context to time: a short one, and the sample's or a long one."""
+    longest = max(LONG_CONTEXT, *(len(trace.tokens) for trace in traces))
+    room = (job.loaded.target.max_positions or longest + N_NODES + 1) - N_NODES - 1
+    return max(1, min(SHORT_CONTEXT, room)), max(1, min(longest, room))
 
 
 def draft_probes(space: SearchSpace) -> list[TreeConfig]:

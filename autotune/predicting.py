@@ -22,7 +22,8 @@ class Predictor:
     """
 
     def __init__(self, job: Job, traces: Sequence[Trace], costs: CostModel) -> None:
-        self._costs = costs
+        self.costs = costs
+        self.traces = traces
         self._spaces = job.spaces
         self._replays = {
             name: Replay(job.loaded.target, loaded.draft, traces, job.spaces[name].max_depth)
@@ -31,7 +32,10 @@ class Predictor:
 
     def predict(self, draft: str, tree: TreeConfig) -> Prediction:
         """Return the predicted figures of one tree."""
-        return self._costs.predict(draft, tree, self._replays[draft].rounds(tree))
+        replayed = self._replays[draft].rounds(tree)
+        return self.costs.predict(
+            draft, tree, replayed, [len(trace.prompt) for trace in self.traces]
+        )
 
     def candidate(self, draft: str, tree: TreeConfig) -> Candidate:
         """Return a tree with its prediction."""

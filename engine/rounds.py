@@ -2,8 +2,10 @@
 
 import random
 import statistics
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import cycle
 
 from torch import Tensor
 
@@ -18,11 +20,15 @@ from .timing import PhaseClock
 from .trace import Tick, Trace, no_tick
 from .tree import DraftTree, Pool
 
-VERIFY_PROBES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Draft nodes at which verify passes are timed."""
+VERIFY_PROBES = (1, 2, 3, 4, 6, 8, 12, 15, 16, 24, 31, 32, 48, 64)
+"""Draft nodes at which verify passes are timed: root and nodes at and just above 16 and 32, where
+kernels that work on tiles make steps, and sizes between which there are none."""
 
-WARM_UP = TreeConfig.chain(1)
-"""The first round of a text, untimed: its extend pass is the draft's prefill."""
+FIRST = TreeConfig.chain(1)
+"""The tree of a text's first round, whose extend pass is the draft's prefill."""
+
+PLAIN_EVERY = 2
+"""Trees per plain round; at least 2, since only after another tree is an extend pass short."""
 
 REFERENCE_WINDOW = 6
 """Plain rounds, nearest in time, whose median is the reference of a round."""
@@ -40,6 +46,7 @@ class RoundTime:
         extend_s, levels_s, verify_s, commit_s: Seconds by part.
         total_s: Seconds of the whole round.
         reference_s: Seconds of a plain round at the same time.
+        is_first: Whether the extend pass was the draft's prefill, over the whole prompt.
     """
 
     tree: TreeConfig
@@ -52,6 +59,7 @@ class RoundTime:
     commit_s: float
     total_s: float
     reference_s: float = float("nan")
+    is_first: bool = False
 
 
 class ProbeDraft:
@@ -94,24 +102,28 @@ def measure_rounds(
 ) -> list[RoundTime]:
     """Time `n_rounds` rounds of every tree over recorded text.
 
-    Every pass over the trees is in a new random order and every tree is followed by a plain
+    Every pass over the trees is in a new random order and every second tree follows a plain
     round, so that drift of the machine meets all of them alike. A tree may change from round to
-    round since no tree changes the text. Trees deeper than every text is long are left out.
+    round since no tree changes the text. Trees deeper than every text is long are left out. The
+    texts are taken in turn.
 
     Returns:
-        The timed rounds, the plain ones included, each with its reference.
+        The timed rounds, the plain ones and the first ones of the texts included, each with its
+        reference.
     """
     rng = random.Random(seed)
     longest = max(len(trace.generated) for trace in traces)
     trees = [tree for tree in trees if tree.depth + 5 <= longest]
     todo: list[TreeConfig] = []
     for _ in range(n_rounds):
-        for tree in rng.sample(list(trees), len(trees)):
-            todo += [tree, PLAIN]
+        for i, tree in enumerate(rng.sample(list(trees), len(trees))):
+            todo += [PLAIN, tree] if i % PLAIN_EVERY == 0 else [tree]
+        todo.append(PLAIN)
     todo.reverse()
     times: list[RoundTime] = []
+    order = cycle(rng.sample(list(traces), len(traces)))
     while todo:
-        trace = rng.choice(traces)
+        trace = next(order)
         request = Request(
             target,
             draft,
@@ -120,20 +132,35 @@ def measure_rounds(
             StopRules(len(trace.generated)),
             forced=trace.generated,
         )
-        request.prefill()
-        if request.stop_reason is None:
-            request.step(WARM_UP)
-        n_extend = request.stats.n_round_tokens
+        open_s = _open(request)
+        n_extend = 0
+        if request.budget_left > FIRST.depth + 1:
+            first, n_extend = _timed_step(request, FIRST, request.n_prompt)
+            times.append(
+                replace(
+                    first,
+                    extend_s=first.extend_s + open_s,
+                    total_s=first.total_s + open_s,
+                    is_first=True,
+                )
+            )
         while todo and request.stop_reason is None:
             tree = todo[-1]
             if request.budget_left <= tree.depth + 1:
                 break  # the tree would be cut short; keep it for the next text
             todo.pop()
-            time, n_emitted = _timed_step(request, tree, n_extend)
+            timed, n_emitted = _timed_step(request, tree, n_extend)
             n_extend = n_emitted if not tree.is_plain else n_extend + n_emitted
-            times.append(time)
+            times.append(timed)
             tick()
     return _with_reference(times)
+
+
+def _open(request: Request) -> float:
+    """Run the prefills and return the seconds of the draft's part that is done before rounds."""
+    started = time.perf_counter()
+    request.prefill()
+    return time.perf_counter() - started - request.stats.prefill_s
 
 
 def _timed_step(request: Request, tree: TreeConfig, n_extend: int) -> tuple[RoundTime, int]:
@@ -141,7 +168,7 @@ def _timed_step(request: Request, tree: TreeConfig, n_extend: int) -> tuple[Roun
     request.clock = PhaseClock(request.target.device, detailed=True)
     emitted = request.step(tree)
     seconds = request.clock.seconds
-    time = RoundTime(
+    timed = RoundTime(
         tree=tree,
         n_nodes=request.stats.n_drafted - drafted,
         n_extend=0 if tree.is_plain else n_extend,
@@ -152,15 +179,15 @@ def _timed_step(request: Request, tree: TreeConfig, n_extend: int) -> tuple[Roun
         commit_s=seconds["commit"],
         total_s=sum(seconds.values()),
     )
-    return time, len(emitted)
+    return timed, len(emitted)
 
 
 def _with_reference(times: list[RoundTime]) -> list[RoundTime]:
     """Give every round the median of the plain rounds nearest to it in time."""
-    plain = [(i, time.total_s) for i, time in enumerate(times) if time.tree.is_plain]
+    plain = [(i, timed.total_s) for i, timed in enumerate(times) if timed.tree.is_plain]
     result = []
-    for i, time in enumerate(times):
+    for i, timed in enumerate(times):
         near = sorted(plain, key=lambda item: abs(item[0] - i))[:REFERENCE_WINDOW]
         reference = statistics.median(seconds for _, seconds in near)
-        result.append(RoundTime(**{**vars(time), "reference_s": reference}))
+        result.append(replace(timed, reference_s=reference))
     return result

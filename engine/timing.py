@@ -71,3 +71,9 @@ class PhaseClock:
         now = self._now()
         self.seconds[phase] += now - self._last
         self._last = now
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all it was given; a CPU always has."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

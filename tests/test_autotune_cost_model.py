@@ -1,11 +1,14 @@
 """The cost model: what the fit recovers, what it may never do, and hand arithmetic."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from autotune.cost_model import HELD_OUT_EVERY, CostModel
+from autotune.cost_model import CostModel
+from autotune.fitting import MIN_LEFT_OUT, Line
+from engine.contexts import N_NODES, ContextTime
 from engine.replay import ReplayedRounds
 from engine.rounds import VERIFY_PROBES, RoundTime
 from profiles import PLAIN, TreeConfig
@@ -86,15 +89,100 @@ def model(noise: float = 0.0) -> CostModel:
 
 
 def test_the_fit_recovers_known_coefficients_through_drift() -> None:
-    cost = model().drafts["head"]
-    assert cost.extend_base == pytest.approx(EXTEND_BASE, rel=1e-6)
-    assert cost.extend_token == pytest.approx(EXTEND_TOKEN, rel=1e-6)
-    assert cost.levels_base == pytest.approx(LEVELS_BASE, rel=1e-6)
-    assert cost.level == pytest.approx(LEVEL, rel=1e-6)
-    assert cost.level_node == pytest.approx(LEVEL_NODE, rel=1e-6)
+    exact = model()
+    cost = exact.drafts["head"]
+    assert cost.extend.base == pytest.approx(EXTEND_BASE, rel=1e-6)
+    assert cost.extend.slope == pytest.approx(EXTEND_TOKEN, rel=1e-6)
+    assert cost.grow == pytest.approx(LEVELS_BASE, rel=1e-6)
+    assert cost.level.base == pytest.approx(LEVEL, rel=1e-6)
+    assert cost.level.slope == pytest.approx(LEVEL_NODE, rel=1e-6)
     assert cost.commit == pytest.approx(COMMIT, rel=1e-6)
-    assert cost.heldout_error is not None
-    assert cost.heldout_error.p90 < 1e-6
+    error = exact.heldout_error("head")
+    assert error is not None
+    assert error.p90 < 1e-6
+
+
+def test_sizes_of_one_have_their_own_price_in_every_part() -> None:
+    """A single row runs on kernels of its own; the line of the others must not bend for it."""
+    rng = np.random.default_rng(0)
+    odd = [
+        replace(
+            t,
+            extend_s=t.extend_s * (2 if t.n_extend == 1 else 1),
+            levels_s=t.levels_s + 0.1 * t.reference_s * (t.tree.depth - 1) * (t.tree.width == 1),
+        )
+        for t in rounds(rng)
+    ]
+    cost = CostModel(probes(rng), {"head": odd}).drafts["head"]
+    assert float(cost.extend(1)) == pytest.approx(2 * (EXTEND_BASE + EXTEND_TOKEN), rel=1e-6)
+    assert float(cost.extend(3)) == pytest.approx(EXTEND_BASE + 3 * EXTEND_TOKEN, rel=1e-6)
+    assert float(cost.level(1)) == pytest.approx(LEVEL + LEVEL_NODE + 0.1, rel=1e-6)
+    assert float(cost.level(4)) == pytest.approx(LEVEL + 4 * LEVEL_NODE, rel=1e-6)
+
+
+def test_a_line_is_never_negative_and_never_falls() -> None:
+    line = Line.fit([10, 20, 30], [0.1, 1.0, 2.2])
+    assert float(line(1)) == 0.0
+    assert np.all(np.diff(line(np.arange(1, 50))) >= 0)
+
+
+def test_the_first_extend_pass_of_a_text_is_priced_apart() -> None:
+    rng = np.random.default_rng(0)
+    firsts = [
+        replace(round_time(TreeConfig.chain(1), n, 1), extend_s=0.003 * n * REFERENCE_S)
+        for n in (80, 120, 200)
+    ]
+    firsts = [replace(t, is_first=True) for t in firsts]
+    cost = CostModel(probes(rng), {"head": [*rounds(rng), *firsts]}).drafts["head"]
+    assert float(cost.prefill(100)) == pytest.approx(0.3, rel=1e-3)
+    assert float(cost.extend(3)) == pytest.approx(EXTEND_BASE + 3 * EXTEND_TOKEN, rel=1e-6)
+
+
+PLAIN_CONTEXT, NODE_CONTEXT = 1e-4, 1e-5
+
+
+def context_times(base_context: int) -> list[ContextTime]:
+    """Return passes that cost 1 at the given context, and more behind longer ones."""
+    return [
+        ContextTime(
+            context,
+            n,
+            REFERENCE_S
+            * (
+                (1.0 if n == 0 else 1.3)
+                + (context - base_context) * (PLAIN_CONTEXT + n * NODE_CONTEXT)
+            ),
+        )
+        for context in (64, 1024)
+        for n in (0, N_NODES)
+        for _ in range(3)
+    ]
+
+
+def test_a_longer_context_costs_what_was_timed_and_the_range_is_stated() -> None:
+    rng = np.random.default_rng(0)
+    exact = CostModel(probes(rng), {"head": rounds(rng)}, context_times(100))
+    assert float(exact.plain(100)) == pytest.approx(1.0)
+    assert float(exact.plain(600)) == pytest.approx(1 + 500 * PLAIN_CONTEXT)
+    longer = verify_cost(16) + 500 * (PLAIN_CONTEXT + 16 * NODE_CONTEXT)
+    assert float(exact.verify(16, 600)) == pytest.approx(longer)
+    assert float(exact.verify(16)) == pytest.approx(verify_cost(16))
+    assert exact.summary("head").valid["context"] == (64, 1024)
+
+
+def test_rounds_behind_long_contexts_do_not_make_the_staircase_steeper() -> None:
+    rng = np.random.default_rng(0)
+    far = []
+    for t in probes(rng):
+        extra = 500.0 if t.n_nodes == 24 else 0.0
+        factor = 1 + extra * PLAIN_CONTEXT
+        verify_s = t.verify_s + extra * t.reference_s * (PLAIN_CONTEXT + t.n_nodes * NODE_CONTEXT)
+        reference_s = t.reference_s * factor  # plain rounds beside it slow down as well
+        far.append(
+            replace(t, context=100 + int(extra), verify_s=verify_s, reference_s=reference_s)
+        )
+    exact = CostModel(far, {}, context_times(100))
+    assert float(exact.verify(24)) == pytest.approx(verify_cost(24))
 
 
 def test_the_fit_predicts_every_round_within_the_noise_of_its_medians() -> None:
@@ -104,7 +192,7 @@ def test_the_fit_predicts_every_round_within_the_noise_of_its_medians() -> None:
             exact = round_time(tree, n_extend, tree.nodes)
             predicted = noisy.drafts["head"].round(tree, n_extend) + noisy.verify(tree.nodes)
             assert float(predicted) == pytest.approx(exact.total_s / REFERENCE_S, rel=0.06)
-    error = noisy.drafts["head"].heldout_error
+    error = noisy.heldout_error("head")
     assert error is not None
     assert 0 < error.median <= error.p90 < 0.1
 
@@ -147,15 +235,15 @@ def test_rounds_that_do_not_fit_the_model_give_a_large_error_on_trees_left_out()
         )
         for t in rounds(rng)
     ]
-    error = CostModel(probes(rng), {"head": odd}).drafts["head"].heldout_error
+    error = CostModel(probes(rng), {"head": odd}).heldout_error("head")
     assert error is not None
     assert error.p90 > 0.1
 
 
 def test_too_few_trees_to_leave_one_out_claim_no_error() -> None:
     rng = np.random.default_rng(0)
-    few = CostModel(probes(rng), {"head": rounds(rng, TREES[: HELD_OUT_EVERY - 1])})
-    assert few.drafts["head"].heldout_error is None
+    few = CostModel(probes(rng), {"head": rounds(rng, TREES[: MIN_LEFT_OUT - 1])})
+    assert few.heldout_error("head") is None
     assert few.summary("head").heldout_error is None
 
 
@@ -166,8 +254,8 @@ def replayed(depths: list[int], n_nodes: list[int], n_emitted: list[int]) -> Rep
 def test_plain_rounds_cost_one_whatever_the_draft_costs() -> None:
     exact = model()
     plain = replayed([0, 0, 0], [0, 0, 0], [1, 1, 1])
-    assert exact.round_times("head", PLAIN, plain).tolist() == [1.0, 1.0, 1.0]
-    prediction = exact.predict("head", PLAIN, [plain])
+    assert exact.round_times("head", PLAIN, plain, 50).tolist() == [1.0, 1.0, 1.0]
+    prediction = exact.predict("head", PLAIN, [plain], [50])
     assert (prediction.tau, prediction.break_even_tau, prediction.decode_speedup) == (1, 1, 1)
 
 
@@ -178,15 +266,15 @@ def test_a_prediction_equals_hand_arithmetic() -> None:
     texts = [replayed([3, 3, 0], [6, 6, 0], [3, 1, 1]), replayed([3], [6], [4])]
     draft = LEVELS_BASE + 2 * (LEVEL + 2 * LEVEL_NODE) + COMMIT + EXTEND_BASE
     speculative = draft + verify_cost(6)
-    # The extend pass runs over what the round before emitted; the first over its own.
+    # The extend pass runs over what the round before emitted; the first over the prompt.
     by_hand = [
-        speculative + 3 * EXTEND_TOKEN,
+        speculative + 50 * EXTEND_TOKEN,
         speculative + 3 * EXTEND_TOKEN,
         1.0,
-        speculative + 4 * EXTEND_TOKEN,
+        speculative + 70 * EXTEND_TOKEN,
     ]
-    prediction = exact.predict("head", tree, texts)
-    assert exact.round_times("head", tree, texts[0]).tolist() == pytest.approx(by_hand[:3])
+    prediction = exact.predict("head", tree, texts, [50, 70])
+    assert exact.round_times("head", tree, texts[0], 50).tolist() == pytest.approx(by_hand[:3])
     assert prediction.tau == pytest.approx(9 / 4)
     assert prediction.break_even_tau == pytest.approx(sum(by_hand) / 4)
     assert prediction.decode_speedup == pytest.approx(9 / sum(by_hand))
@@ -196,8 +284,8 @@ def test_a_text_without_a_round_changes_nothing() -> None:
     exact = model()
     tree = TreeConfig.chain(2)
     text = replayed([2, 2], [2, 2], [2, 3])
-    assert exact.predict("head", tree, [text, replayed([], [], [])]) == exact.predict(
-        "head", tree, [text]
+    assert exact.predict("head", tree, [text, replayed([], [], [])], [50, 9]) == exact.predict(
+        "head", tree, [text], [50]
     )
 
 
