@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from profiles.errors import SpectuneError
 
-from . import bench_command, commands, export_command
+from . import bench_command, commands, export_command, what_if_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     for add in (_add_tune, _add_run, _add_bench, _add_show, _add_check):
         add(subparsers)
     export_command.add_parser(subparsers)
+    what_if_command.add_parser(subparsers)
     return top
 
 

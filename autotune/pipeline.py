@@ -85,7 +85,7 @@ def tune(
             proof = prove(job, rungs, unseen, progress) if rungs and unseen else None
 
         profile = build_profile(job, probes, costs, predicted, measured, rungs, proof, out)  # 7
-        measurements = build_measurements(costs, predictor, predicted, measured, proof)
+        measurements = build_measurements(job, costs, predictor, predicted, measured, proof)
         save_all(profile, measurements, study, out)
     progress.say(watch.text())
     return profile

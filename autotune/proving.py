@@ -186,5 +186,6 @@ def _evidence(
         tau=tau,
         break_even_tau=break_even,
         plain_tokens_per_s=sum(run.n_tokens for run in plain) / sum(times.plain_s),
+        plain_first_token_ms=1e3 * sum(run.stats.prefill_s for run in plain) / len(plain),
         plain_over_transformers_generate=over_generate,
     )

@@ -17,6 +17,7 @@ from profiles import (
     LatencyPoint,
     MeasuredTree,
     Measurements,
+    PricedDraft,
     ProbedValue,
     Profile,
     RunnerUp,
@@ -130,6 +131,7 @@ def save_all(profile: Profile, measurements: Measurements, study: Path, out: Pat
 
 
 def build_measurements(
+    job: "Job",
     costs: CostModel,
     predictor: "Predictor",
     predicted: Sequence[Candidate],
@@ -167,6 +169,10 @@ def build_measurements(
         if proof
         else (),
         acceptance=predictor.acceptance(),
+        drafts=[
+            PricedDraft(draft=name, ref=loaded.ref, costs=costs.summary(name))
+            for name, loaded in job.drafts.items()
+        ],
     )
 
 

@@ -35,6 +35,9 @@ class Evidence(StrictModel):
     tau: Annotated[Number, Field(ge=1)] = Field(description="tokens per round; plain is 1")
     break_even_tau: Positive = Field(description="round time / plain token time")
     plain_tokens_per_s: Positive = Field(description="tokens per second of the baseline")
+    plain_first_token_ms: Positive | None = Field(
+        default=None, description="mean time of the baseline to its first token, ms"
+    )
     plain_over_transformers_generate: Positive | None = Field(
         default=None, description="speed of the baseline over transformers' generate()"
     )

@@ -31,7 +31,7 @@ def load(path: PathLike) -> Profile:
             names the file, the key path, the value and the remedy.
     """
     source = os.fspath(path)
-    data = parse_mapping(_decode(read_bytes(path), source), source)
+    data = parse_mapping(decode_text(read_bytes(path), source), source)
     refuse_newer(data, source)
     return validated(Profile, data, source)
 
@@ -126,7 +126,12 @@ def refuse_newer(data: dict[str, Any], source: str) -> None:
         )
 
 
-def _decode(data: bytes, source: str) -> str:
+def decode_text(data: bytes, source: str) -> str:
+    """Return bytes as text.
+
+    Raises:
+        SpectuneError: They are not UTF-8, or hold a zero byte.
+    """
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

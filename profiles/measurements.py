@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from .deployment import DraftRef
 from .errors import SpectuneError
 from .io import PathLike, atomic_write, read_bytes, refuse_newer
 from .schema import SCHEMA_VERSION
@@ -27,6 +28,7 @@ from .strict import (
     broken_rule,
     validated,
 )
+from .summaries import CostModelSummary
 from .tree import TreeConfig
 
 MAX_UNPACKED_BYTES = 100 * 1024 * 1024
@@ -127,6 +129,14 @@ class HoldoutTree(StrictModel):
         return [plain / speculative for plain, speculative in pairs]
 
 
+class PricedDraft(StrictModel):
+    """One draft of a job and what rounds with it cost."""
+
+    draft: Text = Field(description="its name in this file")
+    ref: DraftRef = Field(description="what it is, as a profile writes it")
+    costs: CostModelSummary = Field(description="fitted price of a round with it")
+
+
 class Measurements(StrictModel):
     """Everything that was timed and counted for one profile."""
 
@@ -139,6 +149,7 @@ class Measurements(StrictModel):
     measured: Items[MeasuredTree] = Field(default=(), description="settings run on tune prompts")
     holdout: Items[HoldoutTree] = Field(default=(), description="trees judged on unseen prompts")
     acceptance: Items[Acceptance] = Field(default=(), description="one table per draft")
+    drafts: Items[PricedDraft] = Field(default=(), description="what every draft costs")
 
 
 def measurements_path(profile_path: PathLike) -> Path:

@@ -71,6 +71,10 @@ class Prices:
         """Return the seconds of a plain token."""
         return self.reference_s * self.plain(context)
 
+    def prefill(self, n_tokens: float) -> float:
+        """Return the price of a draft's first pass, over a prompt of that many tokens."""
+        return self._price("prefill", n_tokens, 0.0)
+
     def extend(self, n_tokens: float, context: float = 0.0) -> float:
         """Return the price of a draft's pass over the tokens committed since its last one."""
         return self._price("extend", n_tokens, context)

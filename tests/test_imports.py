@@ -30,6 +30,7 @@ def run_python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         "from autotune.cli import main; assert main(['show', 'toy.yaml']) == 0",
         "from autotune.cli import main; assert main(['check', 'toy.yaml']) == 0",
         "from autotune.cli import main; assert main(['export', 'toy.yaml', '--to', 'eagle']) == 0",
+        "from autotune.cli import main; assert main(['what-if', 'toy.yaml', '--json']) == 0",
     ],
 )
 def test_light_commands_and_imports_load_no_torch(tmp_path: Path, code: str) -> None:
