@@ -2,7 +2,9 @@
 
 Random tiny targets in float64, with every kind of draft, tree, sampling, processor and stopping
 rule; then the demo target on prompts of five domains, in float32 (no difference is allowed) and
-in bfloat16 (differences are told with the lead that plain decoding's choice had).
+in bfloat16. There a pass over several tokens rounds differently from a pass over one, so leads of
+one token over another shift a little; that shift is measured on the same texts, and a difference
+counts as rounding only if the lead of plain decoding's choice was within it.
 """
 
 import argparse
@@ -63,11 +65,14 @@ class DemoResult:
         n_accepted: Draft tokens accepted in them.
         leads: For each text that differed, the lead in logits that plain decoding's token had
             over speculation's token where they first differ.
+        shifts: With the plain text forced on both: by how much the lead of the best token over
+            the second differed between plain and speculative decoding, at every token.
     """
 
     n_texts: int = 0
     n_accepted: int = 0
     leads: list[float] = field(default_factory=list)
+    shifts: list[float] = field(default_factory=list)
 
 
 def run_random_cases(size: Size, seed: int) -> Verdict:
@@ -95,10 +100,11 @@ def decode_ids(
     draft: Draft | None,
     tree: TreeConfig,
     tap: Tap | None = None,
+    forced: list[int] | None = None,
 ) -> Request:
     """Decode greedily, without an end token, so that every text has its full length."""
     sampler = Sampler(processors=[tap] if tap else [])
-    request = Request(loaded.target, draft, ids, sampler, StopRules(n_new))
+    request = Request(loaded.target, draft, ids, sampler, StopRules(n_new), forced)
     for _ in decode(request, lambda _: tree):
         pass
     return request
@@ -112,29 +118,47 @@ def run_demo(dtype: str, size: Size) -> DemoResult:
     result = DemoResult()
     for prompt in demo_prompts(size.n_prompts_per_domain):
         ids = encode_prompt(prompt, loaded.tokenizer)
-        plain = decode_ids(loaded, ids, size.n_new, None, PLAIN).generated
+        tap = Tap()
+        plain = decode_ids(loaded, ids, size.n_new, None, PLAIN, tap).generated
         for name, draft in drafts.items():
             request = decode_ids(loaded, ids, size.n_new, draft, TREES[name])
             result.n_texts += 1
             result.n_accepted += sum(request.stats.accepted_by_depth)
             if request.generated != plain:
-                lead = plain_lead(loaded, ids, plain, request.generated)
-                result.leads.append(lead)
+                result.leads.append(plain_lead(tap, plain, request.generated))
+            forced = Tap()
+            decode_ids(loaded, ids, size.n_new, draft, TREES[name], forced, plain)
+            result.shifts += lead_shifts(tap, forced)
     return result
 
 
-def plain_lead(loaded: LoadedTarget, ids: list[int], plain: list[int], other: list[int]) -> float:
+def plain_lead(tap: Tap, plain: list[int], other: list[int]) -> float:
     """Return the logit lead of plain's token over the other where the texts first differ."""
-    index, tap = first_difference(plain, other), Tap()
-    decode_ids(loaded, ids, index + 1, None, PLAIN, tap)
+    index = first_difference(plain, other)
     logits = tap.scores[index]
     return float(logits[plain[index]] - logits[other[index]])
+
+
+def lead_shifts(plain: Tap, other: Tap) -> list[float]:
+    """Return how far the lead of plain's best token over its second moved, token by token."""
+    shifts = []
+    for ours, theirs in zip(plain.scores, other.scores, strict=True):
+        best, second = ours.topk(2).indices
+        shifts.append(float(((ours - theirs)[best] - (ours - theirs)[second]).abs()))
+    return shifts
+
+
+def noise_quantiles(result: DemoResult) -> list[float]:
+    """Return the median, the 90th and the 99th percentile of the shifts."""
+    shifts = torch.tensor(result.shifts, dtype=torch.float64)
+    return [float(q) for q in shifts.quantile(torch.tensor([0.5, 0.9, 0.99]).double())]
 
 
 def measure(size: Size, seed: int) -> dict[str, Any]:
     """Return the document that `--json` prints."""
     verdict = run_random_cases(size, seed)
     demo = {dtype: run_demo(dtype, size) for dtype in ("float32", "bfloat16")}
+    noise = max(demo["bfloat16"].shifts)
     return {
         "figures": {
             "cases": verdict.n_cases,
@@ -143,6 +167,8 @@ def measure(size: Size, seed: int) -> dict[str, Any]:
             "demo_fp32_differences": len(demo["float32"].leads),
             "demo_bf16_differences": len(demo["bfloat16"].leads),
             "demo_bf16_largest_gap": max(demo["bfloat16"].leads, default=0.0),
+            "demo_bf16_noise": noise,
+            "demo_bf16_beyond_noise": sum(lead > noise for lead in demo["bfloat16"].leads),
         },
         "conditions": {
             "seed": seed,
@@ -153,6 +179,10 @@ def measure(size: Size, seed: int) -> dict[str, Any]:
             "demo_tokens_per_text": size.n_new,
             "demo_accepted": {dtype: result.n_accepted for dtype, result in demo.items()},
             "demo_fp32_leads": demo["float32"].leads,
+            "demo_fp32_noise": max(demo["float32"].shifts),
+            "demo_bf16_noise_quantiles": dict(
+                zip(("0.5", "0.9", "0.99"), noise_quantiles(demo["bfloat16"]), strict=True)
+            ),
             "demo_bf16_leads": sorted(demo["bfloat16"].leads, reverse=True),
             "demo_trees": {name: tree.label() for name, tree in TREES.items()},
             "threads": torch.get_num_threads(),
