@@ -12,6 +12,7 @@ from torch import Tensor
 
 from profiles import TreeConfig
 
+from .adaptive import Shaper
 from .cache import SPARE_ROWS, KVCache
 from .timing import PhaseClock
 from .tree import DraftTree, Pool
@@ -85,6 +86,7 @@ class BeamDraft(ABC):
         hidden: Tensor | None,
         visible: Tensor,
         tree: TreeConfig,
+        shaper: Shaper | None = None,
     ) -> list[Pool]:
         """Grow the candidate pools of several roots and forget their cache rows.
 
@@ -94,6 +96,7 @@ class BeamDraft(ABC):
             hidden: [n_roots, H] or None.
             visible: int64 [n_roots], cache rows each root may attend to.
             tree: Depth, width and top-k.
+            shaper: Ends the growth early; for a single root only.
         """
         n_committed, n_roots = cache.length, len(logits)
         everything = bool((visible == n_committed).all())
@@ -128,7 +131,7 @@ class BeamDraft(ABC):
                 hidden = flat_hidden.unflatten(0, (n_roots, n_beam))
             return self.children(logits.unflatten(0, (n_roots, n_beam)), tree.top_k)
 
-        pools = grow_beams(*self.children(logits, tree.top_k), expand, tree)
+        pools = grow_beams(*self.children(logits, tree.top_k), expand, tree, shaper)
         cache.truncate(n_committed)
         return pools
 
@@ -165,7 +168,9 @@ class BeamSession:
         if features is not None:
             self._features.append(features)
 
-    def propose(self, tree: TreeConfig, clock: PhaseClock) -> DraftTree:
+    def propose(
+        self, tree: TreeConfig, clock: PhaseClock, shaper: Shaper | None = None
+    ) -> DraftTree:
         """Return the tree below the last committed token."""
         pending = self._tokens[self._cache.length :]
         features = torch.cat(self._features) if self._features else None
@@ -173,8 +178,9 @@ class BeamSession:
         logits, hidden = self._draft.extend(pending, features, self._cache, last_only=True)
         clock.lap("extend")
         visible = torch.tensor([self._cache.length], device=logits.device)
-        pool = self._draft.grow(self._cache, logits, hidden, visible, tree)[0]
-        selected = pool.select(tree.nodes)
+        growing = shaper if shaper and shaper.stops_early else None
+        pool = self._draft.grow(self._cache, logits, hidden, visible, tree, growing)[0]
+        selected = shaper.select(pool) if shaper else pool.select(tree.nodes)
         clock.lap("levels")
         return selected
 
@@ -184,6 +190,7 @@ def grow_beams(
     scores: Tensor,
     expand: Callable[[Tensor, Tensor, list[Tensor], int], tuple[Tensor, Tensor]],
     tree: TreeConfig,
+    shaper: Shaper | None = None,
 ) -> list[Pool]:
     """Grow pools level by level: the best `width` candidates of a level are expanded.
 
@@ -197,6 +204,7 @@ def grow_beams(
             holds, for every beam so far, bool [roots, w, slots]: which of its nodes are
             ancestors of the new ones, or themselves.
         tree: Depth and width.
+        shaper: Asked before every level whether it is worth growing; for a single root only.
     """
     n_roots, top_k = tokens.shape
     level_tokens, level_scores, level_start = tokens, scores, 0
@@ -204,6 +212,8 @@ def grow_beams(
     pool = [(tokens, parents, scores)]
     ancestors: list[Tensor] = []
     for level in range(2, tree.depth + 1):
+        if shaper and not shaper.goes_deeper(level_scores[0].tolist(), level - 1):
+            break
         n_beam = min(tree.width, level_tokens.shape[1])
         order = level_scores.sort(dim=1, descending=True, stable=True).indices[:, :n_beam]
         beam_parents = order // top_k

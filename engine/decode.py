@@ -11,20 +11,44 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from profiles import TreeConfig
+from profiles import PLAIN, TreeConfig
 from profiles.errors import UsageError
 
+from .adaptive import Shaper
 from .cache import SPARE_ROWS
 from .draft import Draft, DraftSession
 from .sampling import Sampler
 from .stopping import StopRules
 from .target import Target
 from .timing import PhaseClock
-from .tree import ROOT_ONLY
+from .tree import ROOT_ONLY, DraftTree
 from .verify import walk
 
 Policy = Callable[["Request"], TreeConfig]
 """Chooses the tree of the next round."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round was.
+
+    Attributes:
+        tree: What was asked for, cut to the levels that were grown; plain for a plain round.
+        n_nodes: Draft nodes verified.
+        n_extend: Tokens the draft had to catch up with before it could propose.
+        context: Tokens in the target's cache before the round.
+        n_emitted: Tokens emitted.
+    """
+
+    tree: TreeConfig
+    n_nodes: int
+    n_extend: int
+    context: int
+    n_emitted: int
+
+
+Observer = Callable[[Round, float], None]
+"""Is told every round and the seconds it took."""
 
 
 @dataclass
@@ -72,6 +96,7 @@ class Request:
         stop: Says when the text ends.
         forced: Forced text: logits and the draw are computed as usual, but the emitted token
             is taken from here and only the end of this list ends the text.
+        shaper: Fits every tree to its round, within the policy's; None takes the policy's.
 
     Raises:
         UsageError: The prompt is empty or holds ids the target does not know, the budget is below
@@ -86,6 +111,7 @@ class Request:
         sampler: Sampler,
         stop: StopRules,
         forced: list[int] | None = None,
+        shaper: Shaper | None = None,
     ) -> None:
         budget = stop.max_new_tokens if forced is None else len(forced)
         _check_prompt(prompt, budget, target)
@@ -101,6 +127,10 @@ class Request:
         self._draft = draft
         self._feature_layers = () if draft is None else draft.feature_layers
         self._session: DraftSession | None = None
+        self._shaper = shaper
+        self._n_committed = 0  # tokens the draft knows of
+        self._features: list[Tensor] = []  # of the tokens after them
+        self.last_round: Round | None = None
         self.clock = PhaseClock(target.device, detailed=False)
 
     @property
@@ -118,20 +148,22 @@ class Request:
         """The tokens generated so far."""
         return self.tokens[self.n_prompt :]
 
+    @property
+    def n_behind(self) -> int:
+        """Tokens the draft would have to catch up with before it could propose."""
+        return len(self.tokens) - self._n_committed
+
     @torch.inference_mode()
     def prefill(self) -> list[int]:
-        """Run the prompt through the target, open the draft and return the first token."""
+        """Run the prompt through the target and return the first token."""
         started = time.perf_counter()
         self.cache = self.target.new_cache(self.n_prompt + self._budget + SPARE_ROWS)
         logits, features = self.target.forward(
             self.tokens, self.cache, last_only=True, feature_layers=self._feature_layers
         )
         walk(ROOT_ONLY, self._emitter(logits))
+        self._keep_features(features)
         self.stats.prefill_s = time.perf_counter() - started
-        if self._draft is not None and self.stop_reason is None:
-            n_max = self.n_prompt + self._budget
-            self._session = self._draft.open(self.tokens[: self.n_prompt], n_max)
-            self._session.commit(self.tokens[self.n_prompt :], features)
         self.clock.restart()
         return self.tokens[self.n_prompt :]
 
@@ -139,10 +171,12 @@ class Request:
     def step(self, tree_config: TreeConfig) -> list[int]:
         """Run one round and return the tokens it emitted."""
         start, n_before = self.cache.length, len(self.tokens)
-        tree = ROOT_ONLY
-        tree_config = tree_config.limited(self.budget_left - 1)
-        if self._session is not None and self._can_draft(tree_config):
-            tree = self._session.propose(tree_config, self.clock)
+        tree, n_extend = ROOT_ONLY, 0
+        tree_config = self._feasible(tree_config)
+        if not tree_config.is_plain:
+            n_extend = self.n_behind
+            tree = self._propose(tree_config)
+            tree_config = tree_config.limited(tree.n_levels)
         logits, features = self.target.forward(
             [self.tokens[-1], *tree.tokens],
             self.cache,
@@ -154,16 +188,41 @@ class Request:
         self.clock.lap("verify")
         self.cache.keep_path(start, path)
         emitted = self.tokens[n_before:]
-        if self._session is not None:
-            self._session.commit(emitted, features[path] if features is not None else None)
+        self._keep_features(features, path)
         self.stats.count(tree.n_nodes, len(emitted))
+        self.last_round = Round(tree_config, tree.n_nodes, n_extend, start, len(emitted))
         self.clock.lap("commit")
         return emitted
 
-    def _can_draft(self, tree_config: TreeConfig) -> bool:
-        limit = None if self._draft is None else self._draft.max_positions
+    def _feasible(self, tree_config: TreeConfig) -> TreeConfig:
+        """Cut a tree to the budget; plain without a draft, or beyond what the draft can read."""
+        if self._draft is None:
+            return PLAIN
+        tree_config, limit = tree_config.limited(self.budget_left - 1), self._draft.max_positions
         in_reach = limit is None or len(self.tokens) + tree_config.depth <= limit
-        return in_reach and not tree_config.is_plain
+        return tree_config if in_reach else PLAIN
+
+    def _propose(self, tree_config: TreeConfig) -> DraftTree:
+        """Tell the draft what was committed since it last proposed, and let it propose."""
+        assert self._draft is not None  # noqa: S101 - else no tree is feasible
+        if self._session is None:
+            n_max = self.n_prompt + self._budget
+            self._session = self._draft.open(self.tokens[: self.n_prompt], n_max)
+            self._n_committed = self.n_prompt
+        features = torch.cat(self._features) if self._features else None
+        self._session.commit(self.tokens[self._n_committed :], features)
+        self._n_committed = len(self.tokens)
+        self._features.clear()
+        return self._session.propose(tree_config, self.clock, self._shaper)
+
+    def _keep_features(self, features: Tensor | None, rows: list[int] | None = None) -> None:
+        """Keep the features of new tokens until the draft reads them.
+
+        They come with the target's pass, so keeping them costs next to nothing; at most, those of
+        a whole text are held, a fraction of what the target's cache holds for it.
+        """
+        if features is not None:
+            self._features.append(features if rows is None else features[rows])
 
     def _emitter(self, logits: Tensor) -> Callable[[int], int | None]:
         draw = self._sampler.drawer(logits, self.tokens, self.n_prompt)
@@ -181,12 +240,19 @@ class Request:
         return emit
 
 
-def decode(request: Request, policy: Policy) -> Iterator[list[int]]:
+def decode(
+    request: Request, policy: Policy, observe: Observer | None = None
+) -> Iterator[list[int]]:
     """Decode a request to its end, yielding the tokens of the prefill and of every round."""
     started = time.perf_counter()
     yield request.prefill()
     while request.stop_reason is None:
-        yield request.step(policy(request))
+        tree = policy(request)
+        round_started = time.perf_counter()
+        emitted = request.step(tree)
+        if observe is not None and request.last_round is not None:
+            observe(request.last_round, time.perf_counter() - round_started)
+        yield emitted
     request.stats.total_s = time.perf_counter() - started
     request.stats.seconds = dict(request.clock.seconds)
 

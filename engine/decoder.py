@@ -16,15 +16,19 @@ from profiles import (
     Mismatch,
     Profile,
     Sampling,
+    Serving,
     TreeConfig,
     compare,
     load,
 )
 from profiles.errors import UsageError
+from profiles.prices import Prices
 
+from .adaptive import Shaper
 from .decode import DecodeStats, Request, decode
 from .draft import Draft
 from .fingerprint import describe_device
+from .guard import Guard, GuardStats
 from .pair import LoadedTarget, draft_of, load_target
 from .sampling import LogitsProcessor, Sampler, request_seed
 from .stopping import StoppingCriterion, StopRules
@@ -63,6 +67,10 @@ class SpeculativeDecoder:
         draft: The draft; None for plain decoding.
         tree: The tree of every round.
         sampling: Temperature, top-k and top-p; greedy by default.
+        serving: How the tree is served: guarded, and perhaps adaptive; by default neither.
+
+    All requests of a decoder share its guard: what one teaches about the traffic holds for the
+    next, and what may be lost is counted over all of them. Decoders are not for several threads.
     """
 
     def __init__(
@@ -71,7 +79,17 @@ class SpeculativeDecoder:
         draft: Draft | None = None,
         tree: TreeConfig = PLAIN,
         sampling: Sampling = GREEDY,
+        serving: Serving | None = None,
     ) -> None:
+        self._guard: Guard | None = None
+        self._shaper: Shaper | None = None
+        if serving is not None and draft is not None:
+            prices = Prices(serving.cost_model)
+            if serving.calibration is not None:
+                on_cpu = loaded.target.device.type == "cpu"
+                self._shaper = Shaper(serving.calibration, prices, stops_early=on_cpu)
+                tree = self._shaper.limits
+            self._guard = Guard(tree, prices, serving.guard)
         if draft is not None:
             tree.check_vocabulary(draft.max_top_k)
         elif not tree.is_plain:
@@ -122,7 +140,7 @@ class SpeculativeDecoder:
             draft = draft_of(profile.draft, loaded)
             fatal = _fatal(profile, facts(loaded, draft.ref, sampling))
             if not fatal or trust:
-                return cls(loaded, draft.draft, profile.tree, sampling)
+                return cls(loaded, draft.draft, profile.tree, sampling, profile.serving)
         warnings.warn(_distrust(profile, fatal), UntrustedProfileWarning, stacklevel=2)
         return cls(loaded, sampling=sampling)
 
@@ -140,9 +158,11 @@ class SpeculativeDecoder:
         forced: list[int] | None = None,
     ) -> Request:
         """Return a request ready to be decoded; the arguments are those of `generate`."""
+        n_new = max_new_tokens if forced is None else len(forced)
+        is_short = self._guard is not None and n_new < self._guard.settings.min_new_tokens
         return Request(
             self.loaded.target,
-            self.draft,
+            None if is_short else self.draft,
             encode_prompt(prompt, self.loaded.tokenizer, raw=raw),
             Sampler(self.sampling, request_seed(seed, index), logits_processors),
             StopRules(
@@ -154,11 +174,20 @@ class SpeculativeDecoder:
                 self.loaded.target.device,
             ),
             forced,
+            self._shaper,
         )
+
+    @property
+    def stats(self) -> GuardStats | None:
+        """What the guard has seen and done since the decoder was made; None without a guard."""
+        return None if self._guard is None else self._guard.stats
 
     def run(self, request: Request) -> Iterator[list[int]]:
         """Decode a request, yielding token ids as they come."""
-        return decode(request, lambda _: self.tree)
+        if self._guard is None:
+            return decode(request, lambda _: self.tree)
+        guard = self._guard.request()
+        return decode(request, guard.tree, guard.settle)
 
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
         """Generate the answer to one prompt.

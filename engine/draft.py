@@ -6,6 +6,7 @@ from torch import Tensor
 
 from profiles import TreeConfig
 
+from .adaptive import Shaper
 from .timing import PhaseClock
 from .tree import DraftTree, Pool
 
@@ -27,10 +28,13 @@ class DraftSession(Protocol):
                 drafts without `feature_layers`.
         """
 
-    def propose(self, tree: TreeConfig, clock: PhaseClock) -> DraftTree:
+    def propose(
+        self, tree: TreeConfig, clock: PhaseClock, shaper: Shaper | None = None
+    ) -> DraftTree:
         """Return the tree to verify below the last committed token.
 
-        Adds laps "extend" (bringing the state up to date) and "levels" to the clock.
+        With a shaper it may have fewer levels and nodes, otherwise all that were asked for. Adds
+        laps "extend" (bringing the state up to date) and "levels" to the clock.
         """
 
 

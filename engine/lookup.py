@@ -12,6 +12,7 @@ from torch import Tensor
 
 from profiles import TreeConfig
 
+from .adaptive import Shaper
 from .timing import PhaseClock
 from .tree import DraftTree, Pool, best
 
@@ -69,13 +70,17 @@ class LookupSession:
                     self._ends.setdefault(ngram, []).append(end)
             self._tokens.append(token)
 
-    def propose(self, tree: TreeConfig, clock: PhaseClock) -> DraftTree:
+    def propose(
+        self, tree: TreeConfig, clock: PhaseClock, shaper: Shaper | None = None
+    ) -> DraftTree:
         """Return the tree below the last committed token; empty if nothing matches."""
-        selected = self.pool(len(self._tokens), tree).select(tree.nodes)
+        clock.lap("extend")
+        pool = self.pool(len(self._tokens), tree, shaper)
+        selected = shaper.select(pool) if shaper else pool.select(tree.nodes)
         clock.lap("levels")
         return selected
 
-    def pool(self, n_seen: int, tree: TreeConfig) -> Pool:
+    def pool(self, n_seen: int, tree: TreeConfig, shaper: Shaper | None = None) -> Pool:
         """Grow the candidates below token `n_seen - 1`, as if the text ended there."""
         context = tuple(self._tokens[max(0, n_seen - self._sizes.start) : n_seen])
         tokens: list[int] = []
@@ -84,7 +89,7 @@ class LookupSession:
         contexts: list[tuple[int, ...]] = []
         level_ends: list[int] = []
         frontier = [(-1, 0.0, context)]
-        for _ in range(tree.depth):
+        for depth in range(1, tree.depth + 1):
             start = len(tokens)
             for parent, score, suffix in frontier:
                 for token, probability in self._followers(suffix, n_seen, tree.top_k):
@@ -93,6 +98,8 @@ class LookupSession:
                     scores.append(score + math.log(probability))
                     contexts.append((*suffix, token)[-self._sizes.start :])
             level_ends.append(len(tokens))
+            if shaper and depth < tree.depth and not shaper.goes_deeper(scores[start:], depth):
+                break
             beam = best(scores[start:], tree.width)
             frontier = [(start + i, scores[start + i], contexts[start + i]) for i in beam]
         return Pool(tokens, parents, scores, level_ends)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from profiles import PLAIN, Sampling, TreeConfig
 
+from .adaptive import Shaper
 from .decode import Request
 from .draft import Draft
 from .sampling import Sampler
@@ -77,7 +78,9 @@ class ProbeDraft:
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
         """Keep no state."""
 
-    def propose(self, tree: TreeConfig, clock: PhaseClock) -> DraftTree:
+    def propose(
+        self, tree: TreeConfig, clock: PhaseClock, shaper: Shaper | None = None
+    ) -> DraftTree:
         """Return a chain of `tree.nodes` nodes."""
         clock.lap("levels")
         return DraftTree(tokens=[0] * tree.nodes, parents=list(range(tree.nodes)))

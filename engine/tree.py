@@ -4,12 +4,14 @@ Index arithmetic only: this module knows neither models nor sampling.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from profiles.tree import MAX_DEPTH
 
 
 @dataclass(frozen=True)
@@ -19,10 +21,12 @@ class DraftTree:
     Attributes:
         tokens: Target token ids of nodes 1..N (the root's token is not repeated).
         parents: Parent node of each of nodes 1..N; a parent's number is below its child's.
+        n_levels: Levels the draft grew to find them, if fewer than it was asked for.
     """
 
     tokens: list[int]
     parents: list[int]
+    n_levels: int = field(default=MAX_DEPTH, compare=False)
 
     @property
     def n_nodes(self) -> int:
@@ -77,18 +81,30 @@ class Pool:
     scores: list[float]
     level_ends: list[int]
 
+    @cached_property
+    def order(self) -> list[int]:
+        """Candidates by cumulative score, best first, ties by index."""
+        return sorted(range(len(self.tokens)), key=lambda i: -self.scores[i])
+
+    def cut(self, depth: int) -> "Pool":
+        """Return the pool as it would be without the levels below `depth`."""
+        if depth >= len(self.level_ends):
+            return self
+        n = self.level_ends[depth - 1]
+        return Pool(self.tokens[:n], self.parents[:n], self.scores[:n], self.level_ends[:depth])
+
     def select(self, n_nodes: int) -> DraftTree:
         """Keep the `n_nodes` best candidates by cumulative score, ties by index.
 
         A child's score is at most its parent's and its index is higher, so what is kept is
         connected (EAGLE-2, arXiv 2406.16858, section 4.2, with ties made safe).
         """
-        order = sorted(range(len(self.tokens)), key=lambda i: -self.scores[i])
-        kept = sorted(order[:n_nodes])
+        kept = sorted(self.order[:n_nodes])
         node_of = {-1: 0} | {candidate: node for node, candidate in enumerate(kept, start=1)}
         return DraftTree(
             tokens=[self.tokens[i] for i in kept],
             parents=[node_of[self.parents[i]] for i in kept],
+            n_levels=len(self.level_ends),
         )
 
 

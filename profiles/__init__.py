@@ -25,6 +25,7 @@ from .measurements import (
 )
 from .probe import ProbedValue
 from .schema import SCHEMA_VERSION, Profile
+from .serving import Calibration, GuardSettings, PathTable, Serving
 from .strict import format_validation_error, validated
 from .summaries import CostModelSummary, CostTable, ErrorSummary, Noise, RunnerUp, SearchSummary
 from .tree import PLAIN, TreeConfig
@@ -37,6 +38,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "Acceptance",
     "Alternative",
+    "Calibration",
     "CostModelSummary",
     "CostTable",
     "Device",
@@ -46,12 +48,14 @@ __all__ = [
     "Evidence",
     "Export",
     "Facts",
+    "GuardSettings",
     "HoldoutTree",
     "LatencyPoint",
     "MeasuredTree",
     "Measurements",
     "Mismatch",
     "Noise",
+    "PathTable",
     "PricedDraft",
     "ProbedValue",
     "Profile",
@@ -60,6 +64,7 @@ __all__ = [
     "Sampling",
     "Score",
     "SearchSummary",
+    "Serving",
     "SpectuneError",
     "Speedup",
     "TargetRef",

@@ -11,8 +11,9 @@ from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, mode
 from .deployment import Device, Domain, DraftRef, Sampling, TargetRef
 from .evidence import Alternative, Evidence
 from .probe import ProbedValue
+from .serving import Calibration, GuardSettings, Serving
 from .strict import Items, StrictModel, Text, broken_rule
-from .summaries import CostModelSummary, Noise, SearchSummary
+from .summaries import CostModelSummary, CostTable, Noise, SearchSummary
 from .tree import TreeConfig
 
 SCHEMA_VERSION = 1
@@ -61,6 +62,9 @@ class Profile(StrictModel):
     decision: Decision = Field(description="speculate, or plain when in doubt")
     reason: Text = Field(description="one sentence: why this decision")
     tree: TreeConfig = Field(description="the draft tree to run; depth 0 for plain")
+    adaptive: bool = Field(
+        default=False, description="fit the tree to every round, within the calibration's limits"
+    )
     evidence: Evidence | None = Field(default=None, description="proof for `tree`; none for plain")
     alternatives: Items[Alternative] = Field(
         default=(), description="other trees judged on the holdout"
@@ -68,6 +72,12 @@ class Profile(StrictModel):
     probe: Items[ProbedValue] = Field(
         default=(),
         description="conventions an EAGLE-3 draft was probed under; the first is its own",
+    )
+    guard: GuardSettings | None = Field(
+        default=None, description="what speculation may lose at run time; the usual if left out"
+    )
+    calibration: Calibration | None = Field(
+        default=None, description="what adaptive drafting knows of the draft"
     )
     noise: Noise | None = Field(default=None, description="steadiness of the machine")
     cost_model: CostModelSummary | None = Field(
@@ -78,6 +88,19 @@ class Profile(StrictModel):
         default=None, description="raw figures, a file beside this one"
     )
 
+    @property
+    def serving(self) -> Serving:
+        """How the tree is served; without a cost model a round costs what the evidence says."""
+        cost_model = self.cost_model
+        if cost_model is None:
+            assert self.evidence is not None  # noqa: S101 - only speculation is served
+            price = self.evidence.break_even_tau
+            verify = CostTable(name="verify", x=[0.0, 1.0, 2.0], relative=[1.0, price, price])
+            reference_ms = 1e3 / self.evidence.plain_tokens_per_s
+            cost_model = CostModelSummary(reference_ms=reference_ms, tables=[verify])
+        calibration = self.calibration if self.adaptive else None
+        return Serving(cost_model, self.guard or GuardSettings(), calibration)
+
     @model_validator(mode="after")
     def _decision_is_backed(self) -> Self:
         if self.decision == "speculate":
@@ -87,6 +110,9 @@ class Profile(StrictModel):
         return self
 
     def _check_speculate(self) -> None:
+        if self.adaptive and self.calibration is None:
+            rule = "adaptive drafting needs a calibration; tune again, or set adaptive to false"
+            raise broken_rule(rule, at=("adaptive",), value=True)
         or_plain = "or set decision to plain, set tree to {depth: 0} and remove evidence"
         if self.tree.is_plain:
             rule = f"decision speculate needs a depth of at least 1; raise it {or_plain}"
@@ -107,6 +133,9 @@ class Profile(StrictModel):
         if not self.tree.is_plain:
             rule = "decision plain needs depth 0; set tree to {depth: 0}, or tune again"
             raise broken_rule(rule, at=("tree", "depth"), value=self.tree.depth)
+        if self.adaptive:
+            rule = "decision plain has no tree to adapt; set adaptive to false"
+            raise broken_rule(rule, at=("adaptive",), value=True)
         if self.evidence is not None:
             rule = "decision plain has no speedup to prove; move a rival's figures to alternatives"
             raise broken_rule(rule, at=("evidence",), value=self.evidence.speedup.ratio)

@@ -1,7 +1,8 @@
 """Random requests and ways to decode them, for the claim that no way changes the text.
 
 A request is a tiny random target with a prompt, sampling, processors and stopping rules; a way
-is a draft and a tree. Shared by `test_engine_lossless.py` and `benchmarks/lossless.py`.
+is a draft, a tree, and how it is served. Shared by `test_engine_lossless.py` and
+`benchmarks/lossless.py`.
 """
 
 import random
@@ -20,15 +21,26 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from engine.decode import Request, decode
+from engine.adaptive import Shaper
+from engine.decode import Observer, Policy, Request, decode
 from engine.draft import Draft
 from engine.eagle3_draft import Eagle3Draft
+from engine.guard import Guard
 from engine.lookup import LookupDraft
 from engine.model_draft import ModelDraft
 from engine.sampling import LogitsProcessor, Sampler, gumbel_noise
 from engine.stopping import StopRules
 from engine.target import Target
-from profiles import PLAIN, Sampling, TreeConfig
+from profiles import (
+    PLAIN,
+    Calibration,
+    CostModelSummary,
+    CostTable,
+    PathTable,
+    Sampling,
+    TreeConfig,
+)
+from profiles.prices import Prices
 from tiny import CONFIGS, VOCAB, tiny_head, tiny_model, tiny_tokenizer, twin_with_noise
 
 NEAR_TIE = 1e-5
@@ -92,7 +104,9 @@ class Wanted:
     eos_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
 
-    def request(self, draft: Draft | None = None, tap: Tap | None = None) -> Request:
+    def request(
+        self, draft: Draft | None = None, tap: Tap | None = None, shaper: Shaper | None = None
+    ) -> Request:
         """Make the request."""
         processors = self.processors() + ([tap] if tap else [])
         return Request(
@@ -101,24 +115,70 @@ class Wanted:
             self.prompt,
             Sampler(self.sampling, self.seed, processors),
             StopRules(self.max_new_tokens, self.eos_ids, self.stop_strings, tokenizer=TOKENIZER),
+            shaper=shaper,
         )
+
+
+SERVINGS = ("fixed", "fixed", "fixed", "guarded", "erratic")
 
 
 @dataclass(frozen=True)
 class Way:
-    """A draft and a tree to decode with."""
+    """A draft and a tree to decode with, and how the tree is served.
+
+    Attributes:
+        serving: `fixed` every round, `guarded`, or left and taken up again at random.
+        shaper: For adaptive drafting.
+    """
 
     name: str
     draft: Draft
     tree: TreeConfig
+    serving: str = "fixed"
+    shaper: Shaper | None = None
+
+    def policy(self, rng: random.Random) -> tuple[Policy, Observer | None]:
+        """Return what chooses the trees, and what is told of the rounds."""
+        if self.serving == "guarded":
+            guard = Guard(self.tree, random_prices(rng)).request()
+            return guard.tree, guard.settle
+        if self.serving == "erratic":
+            return lambda _: self.tree if rng.random() < 0.5 else PLAIN, None
+        return lambda _: self.tree, None
 
 
-def run(wanted: Wanted, draft: Draft | None = None, tree: TreeConfig = PLAIN) -> Request:
-    """Decode a request to its end, with one tree."""
-    request = wanted.request(draft)
-    for _ in decode(request, lambda _: tree):
+def run(wanted: Wanted, way: Way | None = None, rng: random.Random | None = None) -> Request:
+    """Decode a request to its end, plainly or in some way."""
+    if way is None:
+        request, policy, observe = wanted.request(), lambda _: PLAIN, None
+    else:
+        request = wanted.request(way.draft, shaper=way.shaper)
+        policy, observe = way.policy(rng or random.Random(0))
+    for _ in decode(request, policy, observe):
         pass
     return request
+
+
+def random_prices(rng: random.Random) -> Prices:
+    """Draw prices of rounds; what is true here does not matter to the text."""
+    price, level = rng.uniform(1, 3), rng.uniform(0, 0.3)
+    tables = [
+        CostTable(name="verify", x=[0.0, 1.0, 64.0], relative=[1.0, price, price + 1]),
+        CostTable(name="level", x=[1.0, 8.0], relative=[level, level]),
+    ]
+    reference_ms = 10 ** rng.uniform(-1, 1)
+    return Prices(CostModelSummary(reference_ms=reference_ms, tables=tables))
+
+
+def random_shaper(tree: TreeConfig, rng: random.Random) -> Shaper:
+    """Draw a calibration: scores are worth anything, as long as better ones are worth more."""
+    depths = []
+    for _ in range(tree.depth):
+        score = sorted(rng.uniform(-8, 0) for _ in range(4))
+        probability = sorted(rng.random() for _ in range(4))
+        depths.append(PathTable(score=score, probability=probability, hit=rng.random()))
+    calibration = Calibration(limits=tree, tokens_per_pass=rng.uniform(0.3, 3), depths=depths)
+    return Shaper(calibration, random_prices(rng), stops_early=rng.random() < 0.7)
 
 
 def transformers_greedy(wanted: Wanted) -> list[int]:
@@ -248,9 +308,11 @@ def random_tree(rng: random.Random) -> TreeConfig:
 
 
 def random_ways(wanted: Wanted, plain: list[int], rng: random.Random) -> Iterator[Way]:
-    """Draw drafts and trees to decode a request with."""
+    """Draw drafts and trees to decode a request with, and how they are served."""
     for name in rng.sample(sorted(DRAFTS), WAYS_PER_REQUEST):
-        yield Way(name, DRAFTS[name](wanted, plain, rng), random_tree(rng))
+        draft, tree = DRAFTS[name](wanted, plain, rng), random_tree(rng)
+        shaper = random_shaper(tree, rng) if rng.random() < 0.3 else None
+        yield Way(name, draft, tree, rng.choice(SERVINGS), shaper)
 
 
 def _twin(amount: float) -> Callable[[Wanted, list[int], random.Random], Draft]:
@@ -330,8 +392,8 @@ def judge(wanted: Wanted, rng: random.Random, verdict: Verdict) -> None:
         _compare(wanted, plain.generated, theirs, "transformers", verdict)
     for way in random_ways(wanted, plain.generated, rng):
         verdict.n_cases += 1
-        found = run(wanted, way.draft, way.tree)
-        name = f"{way.name} {way.tree.label()}"
+        found = run(wanted, way, rng)
+        name = f"{way.name} {way.tree.label()} {way.serving}{' adaptive' if way.shaper else ''}"
         _compare(wanted, plain.generated, found.generated, name, verdict)
         if found.generated == plain.generated and found.stop_reason != plain.stop_reason:
             reasons = f"{found.stop_reason}, plain {plain.stop_reason}"

@@ -20,7 +20,7 @@ def verdict() -> Verdict:
 
 def test_b04_b08_no_draft_and_no_tree_changes_the_text(verdict: Verdict) -> None:
     """Speculative ids are plain ids and those of `transformers.generate`, for random requests,
-    drafts and trees, and they end for the same reason. In float64 near-ties are very rare."""
+    drafts and trees, fixed, adaptive, guarded or left and taken up at random, and they end for the same reason. In float64 near-ties are very rare."""
     assert not verdict.differences
     assert verdict.near_ties <= 2
 
@@ -31,4 +31,4 @@ def test_every_draft_of_the_cases_is_tried_and_the_good_ones_are_accepted(
     """A draft that is never right would test nothing but rejection."""
     assert set(verdict.n_accepted) == set(DRAFTS)
     for name in ("twin", "noisy twin", "noisier twin", "lookup", "other lookup", "fitted head"):
-        assert verdict.n_accepted[name] >= 10, name
+        assert verdict.n_accepted[name] >= 5, name

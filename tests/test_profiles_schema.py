@@ -6,6 +6,7 @@ import pytest
 
 import profiles
 from profiles import Profile, SpectuneError, validated
+from profiles.prices import Prices
 from toy_profiles import PLAIN_CHANGES, data, profile
 
 SPECULATE_FAULTS = [
@@ -191,3 +192,48 @@ def test_layers_and_base_of_a_head_are_kept_to_the_last_digit(tmp_path):
     assert (draft.feature_layers, draft.rope_theta) == ((2, 14, 25), 12345678.9)
     assert [row.value for row in made.probe] == [(2, 4, 5), (3, 5, 6), 10000.0]
     assert profile().draft.feature_layers is None  # as in profiles of heads never probed
+
+
+SERVING_FAULTS = [
+    ({"adaptive": True, "calibration": None}, "$.adaptive is true: adaptive drafting needs a cal"),
+    ({**PLAIN_CHANGES, "adaptive": True}, "$.adaptive is true: decision plain has no tree to ad"),
+    ({"guard.tax": 1.5}, "$.guard.tax is 1.5: it must be at most 1"),
+    ({"guard.allowance_tokens": 0}, "$.guard.allowance_tokens is 0: it must be greater than 0"),
+    (
+        {"calibration.limits": {"depth": 3, "width": 1, "top_k": 1, "nodes": 3}},
+        "limits of depth 3 need at least 1 level and a table for each, but there are 2",
+    ),
+    ({"calibration.limits": {"depth": 0}}, "limits of depth 0 need at least 1 level"),
+    (
+        {"calibration.depths": [{"score": [0.0, 0.0], "probability": [0, 1], "hit": 1}] * 2},
+        "depths[0].score is [0.0, 0.0]: it must rise from entry to entry",
+    ),
+    (
+        {"calibration.depths": [{"score": [-1.0, 0.0], "probability": [1, 0], "hit": 1}] * 2},
+        "depths[0].probability is [1.0, 0.0]: it must rise from entry to entry",
+    ),
+    (
+        {"calibration.depths": [{"score": [-1.0], "probability": [0, 1], "hit": 1}] * 2},
+        "it has 2 entries but score has 1; give one for each score",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), SERVING_FAULTS)
+def test_a_fault_in_how_a_tree_is_served_is_told(changes, message):
+    with pytest.raises(SpectuneError) as caught:
+        profile(changes)
+    assert message in str(caught.value)
+
+
+def test_a_profile_is_served_by_its_own_prices_or_else_by_its_evidence():
+    serving = profile().serving
+    assert serving.cost_model == profile().cost_model
+    assert serving.guard == profile().guard
+    assert serving.calibration is None
+    assert profile({"adaptive": True}).serving.calibration == profile().calibration
+    bare = profile({"cost_model": None, "guard": None}).serving
+    assert bare.guard == profiles.GuardSettings()
+    prices = Prices(bare.cost_model)
+    assert prices.plain_s() == pytest.approx(1 / 61.0, rel=1e-4)
+    assert prices.round(profile().tree, 3, 10).total == pytest.approx(1.55)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.adaptive import Shaper
 from engine.beam import BeamDraft
 from engine.timing import PhaseClock
 from engine.tree import DraftTree, Pool
@@ -98,7 +99,9 @@ class ScriptedDraft:
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
         self._tokens += tokens
 
-    def propose(self, tree: TreeConfig, clock: PhaseClock) -> DraftTree:
+    def propose(
+        self, tree: TreeConfig, clock: PhaseClock, shaper: Shaper | None = None
+    ) -> DraftTree:
         return self._script(self._tokens, tree)
 
     def pools(

@@ -24,6 +24,7 @@ sampling: {{temperature: 0.7, top_k: 20, top_p: 0.9}}
 decision: speculate
 reason: The lower bound of the speedup on 32 unseen prompts is 1.7.
 tree: {{depth: 4, width: 3, top_k: 3, nodes: 10}}
+adaptive: false
 evidence:
   baseline: plain decoding on this engine, same dtype, same threads
   speedup: {{ratio: 1.79, low: 1.7, confidence: 0.95, worst_prompt: 1.12, prompts: 32}}
@@ -47,6 +48,13 @@ probe:
 - {{what: feature_layers, value: [3, 5, 6], agreement: 0.2, n_tokens: 2000, p_value: 0.0,
   verdict: rejected}}
 - {{what: rope_theta, value: 10000.0, agreement: 0.61, n_tokens: 2000, verdict: kept}}
+guard: {{allowance_tokens: 8.0, tax: 0.006, min_new_tokens: 3}}
+calibration:
+  limits: {{depth: 2, width: 2, top_k: 2, nodes: 6}}
+  tokens_per_pass: 1.6
+  depths:
+  - {{score: [-4.0, -1.0, 0.0], probability: [0.01, 0.3, 0.9], hit: 0.7}}
+  - {{score: [-5.0, 0.0], probability: [0.0, 0.8], hit: 0.6}}
 noise: {{spread: 0.01, drift: -0.02}}
 cost_model:
   reference_ms: 16.4
