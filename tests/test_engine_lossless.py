@@ -20,7 +20,8 @@ def verdict() -> Verdict:
 
 def test_b04_b08_no_draft_and_no_tree_changes_the_text(verdict: Verdict) -> None:
     """Speculative ids are plain ids and those of `transformers.generate`, for random requests,
-    drafts and trees, fixed, adaptive, guarded or left and taken up at random, and they end for the same reason. In float64 near-ties are very rare."""
+    drafts and trees, fixed, adaptive, guarded or left and taken up at random, and they end for
+    the same reason. In float64 near-ties are very rare."""
     assert not verdict.differences
     assert verdict.near_ties <= 2
 
