@@ -1,41 +1,93 @@
-"""What people read: profiles and comparisons as tables."""
+"""What people read in a terminal: a profile and its measurements as tables."""
+
+from collections.abc import Iterable
+from pathlib import Path
 
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from profiles import Evidence, ProbedValue, Profile, TreeConfig
+from profiles import Device, Evidence, Measurements, ProbedValue, Profile
+
+from .figure_tables import acceptance_table, round_table, trials_table
+from .findings import (
+    certainty,
+    commands,
+    draft_name,
+    headline,
+    judged_evidence,
+    subject_of,
+    tree_in_words,
+)
 
 
-def print_profile(profile: Profile, console: Console) -> None:
-    """Print what a profile says, in a screenful."""
+def print_profile(
+    profile: Profile, measurements: Measurements | None, path: Path, console: Console
+) -> None:
+    """Print what a profile and its measurements say, what to do first.
+
+    Args:
+        profile: The profile.
+        measurements: The figures behind it, if they are there.
+        path: Where the profile lies, for the commands that are shown.
+        console: Where to print; nothing is taken as markup.
+    """
+    console.print(Text(headline(profile), style="bold"))
+    console.print(certainty(profile))
+    console.print()
+    console.print(_listed(commands(path)))
+    console.print()
+    console.print(_listed(facts(profile)))
+    if _was_corrected(profile):
+        console.print(probe_table(profile))
+    if profile.evidence or profile.alternatives:
+        console.print(evidence_table(profile))
+    subject = subject_of(profile, measurements)
+    for table in (
+        round_table(profile, subject),
+        acceptance_table(measurements, subject),
+        trials_table(measurements),
+    ):
+        if table is not None:
+            console.print(table)
+
+
+def facts(profile: Profile) -> list[tuple[str, str]]:
+    """Return what every result must name, and the rest of what it depends on.
+
+    The first four answer "baseline, batch size, data and tree", without which a speedup says
+    nothing.
+    """
     device, domain = profile.device, profile.domain
-    facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for key, value in (
-        ("profile", profile.name),
-        ("decision", f"[bold]{profile.decision}[/bold]: {profile.reason}"),
-        ("target", f"{profile.target.id} ({profile.target.dtype})"),
-        ("draft", draft_label(profile)),
-        ("probe", probe_label(profile)),
-        ("tree", profile.tree.label()),
-        ("device", f"{device.name}, {device.threads} threads, torch {device.torch}"),
+    rows = (
+        ("baseline", plain_label(profile)),
+        ("batch size", "1"),
         (
-            "domain",
+            "data",
             f"{domain.name}: {domain.n_tune} prompts to tune on, {domain.n_holdout} held out, "
             f"{domain.mean_prompt_tokens:.0f} tokens each, {domain.max_new_tokens} new ones",
         ),
+        ("tree", tree_in_words(profile.tree)),
+        ("target", f"{profile.target.id} ({profile.target.dtype})"),
+        ("draft", draft_label(profile)),
+        ("probe", probe_label(profile)),
         ("sampling", sampling_label(profile)),
-        ("batch", "1"),
-        ("plain", plain_label(profile)),
+        ("device", device_label(device)),
         ("machine", noise_label(profile)),
-    ):
-        if value is not None:
-            facts.add_row(key, value)
-    console.print(facts, highlight=False)
-    if _was_corrected(profile):
-        console.print(probe_table(profile), highlight=False)
-    if profile.evidence or profile.alternatives:
-        console.print(evidence_table(profile), highlight=False)
+        ("cost model", error_label(profile)),
+        ("search", search_label(profile)),
+    )
+    return [(key, value) for key, value in rows if value is not None]
+
+
+def _listed(rows: Iterable[tuple[str, str]]) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for key, value in rows:
+        table.add_row(key, value)
+    return table
 
 
 def evidence_table(profile: Profile) -> Table:
@@ -46,18 +98,17 @@ def evidence_table(profile: Profile) -> Table:
     for column in ("tau", "even", "decode", "total", "at least", "worst"):
         table.add_column(column, justify="right")
     if profile.evidence:
-        draft = profile.draft.id or profile.draft.kind
-        table.add_row(*_cells(draft, profile.tree, profile.evidence), style="bold")
+        cells = draft_name(profile), profile.tree.label(), *evidence_cells(profile.evidence)
+        table.add_row(*cells, style="bold")
     for rival in profile.alternatives:
-        table.add_row(*_cells(rival.draft, rival.tree, rival.evidence))
+        table.add_row(rival.draft, rival.tree.label(), *evidence_cells(rival.evidence))
     return table
 
 
-def _cells(draft: str, tree: TreeConfig, evidence: Evidence) -> list[str]:
+def evidence_cells(evidence: Evidence) -> list[str]:
+    """Return tau, break-even tau, and the speedups: decoding, end to end, at least, worst."""
     speedup = evidence.speedup
     return [
-        draft,
-        tree.label(),
         f"{evidence.tau:.2f}",
         f"{evidence.break_even_tau:.2f}",
         f"{evidence.decode_speedup:.2f}x",
@@ -69,11 +120,10 @@ def _cells(draft: str, tree: TreeConfig, evidence: Evidence) -> list[str]:
 
 def plain_label(profile: Profile) -> str | None:
     """Return the speed of the baseline, in words."""
-    judged = [profile.evidence, *(rival.evidence for rival in profile.alternatives)]
-    evidence = next((e for e in judged if e is not None), None)
+    evidence = judged_evidence(profile)
     if evidence is None:
         return None
-    text = f"{evidence.plain_tokens_per_s:.1f} tokens/s"
+    text = f"{evidence.baseline}; {evidence.plain_tokens_per_s:.1f} tokens/s"
     over_generate = evidence.plain_over_transformers_generate
     if over_generate is not None:
         text += f", {over_generate:.2f}x transformers' generate"
@@ -143,3 +193,32 @@ def sampling_label(profile: Profile) -> str:
     if sampling.is_greedy:
         return "greedy"
     return f"temperature {sampling.temperature}, top-k {sampling.top_k}, top-p {sampling.top_p}"
+
+
+def device_label(device: Device) -> str:
+    """Return the device in words."""
+    parts = [device.name or device.kind or "unknown"]
+    if device.kind == "cpu" and device.threads is not None:
+        parts.append(f"{device.threads} threads")
+    if device.memory_gib is not None:
+        parts.append(f"{device.memory_gib:.3g} GiB")
+    return ", ".join([*parts, f"torch {device.torch}"])
+
+
+def error_label(profile: Profile) -> str | None:
+    """Return how far the cost model is off on trees left out of its fit, in words."""
+    if profile.cost_model is None or profile.cost_model.heldout_error is None:
+        return None
+    error = profile.cost_model.heldout_error
+    return (
+        f"off by {100 * error.median:.1f} % (median) and {100 * error.p90:.1f} % (90th "
+        "percentile) on trees left out of its fit"
+    )
+
+
+def search_label(profile: Profile) -> str | None:
+    """Return how the tree was found, in words."""
+    search = profile.search
+    if search is None:
+        return None
+    return f"{search.predicted} trees predicted, {search.measured} measured ({search.sampler})"

@@ -50,10 +50,11 @@ def to_yaml(profile: Profile) -> str:
     return _HEADER + dump_mapping(profile.model_dump(exclude_none=True))
 
 
-def atomic_write(path: PathLike, data: bytes | str) -> None:
+def atomic_write(path: PathLike, data: bytes | str, *, private: bool = False) -> None:
     """Replace a file by `data` in one step: readers see the old file or the new, never a part.
 
     Text is written as UTF-8. An existing file keeps its mode, a link keeps pointing at its file.
+    A private file is its owner's alone (mode 600), whatever it was before.
 
     Raises:
         SpectuneError: The path is a folder or cannot be written.
@@ -62,7 +63,7 @@ def atomic_write(path: PathLike, data: bytes | str) -> None:
     with _explained(path):
         target = Path(os.path.realpath(path))
         _check_replaceable(target)
-        _write_beside(target, content)
+        _write_beside(target, content, private)
 
 
 def check_writable(path: PathLike) -> None:
@@ -152,14 +153,16 @@ def _check_replaceable(target: Path) -> None:
         raise PermissionError(0, "it is read-only")
 
 
-def _write_beside(target: Path, content: bytes) -> None:
+def _write_beside(target: Path, content: bytes, private: bool) -> None:
     temporary = target.parent / f".spectune-{os.urandom(8).hex()}.tmp"
+    mode = 0o600 if private else 0o666  # less what the umask takes
     try:
-        with temporary.open("xb") as file:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        if target.exists():
+        if target.exists() and not private:
             temporary.chmod(stat.S_IMODE(target.stat().st_mode))
         temporary.replace(target)
     except BaseException:  # Ctrl-C included: nothing is left behind

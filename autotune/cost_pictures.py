@@ -1,0 +1,176 @@
+"""Pictures of what a round costs: verify passes, draft steps, the fit, and where the time goes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from profiles import CostModelSummary, LatencyPoint, Measurements, Profile
+from profiles.prices import Prices
+
+from .canvas import BLUE, GREEN, INK, MUTED, ORANGE, RED, SKY, Picture, draw
+from .findings import Subject, draft_name, round_parts
+
+PARTS = {"draft: extend": ORANGE, "draft: levels": RED, "verify": BLUE, "commit": GREEN}
+
+
+def verify_picture(profile: Profile, measurements: Measurements) -> Picture | None:
+    """Draw the time of a verify pass against the draft nodes in it."""
+    summary = profile.cost_model
+    points = [p for p in measurements.latency if p.part in ("verify", "reference")]
+    if summary is None or not points:
+        return None
+    prices, last = Prices(summary), max(point.x for point in points)
+
+    def paint(axes: Axes) -> None:
+        nodes = np.arange(1, last + 1)
+        fit = [1e3 * prices.reference_s * prices.verify(n, prices.usual_context) for n in nodes]
+        axes.plot(nodes, fit, color=BLUE, label="cost model")
+        _scatter(axes, [p for p in points if p.x], summary, BLUE, "measured")
+        _scatter(axes, [p for p in points if not p.x], summary, ORANGE, "plain, 1 token")
+        axes.set_xlabel("draft nodes verified in one pass")
+        axes.set_ylabel("time of the pass (ms)")
+        _from_zero(axes)
+        _in_plain_tokens(axes, summary)
+        axes.legend(loc="lower right")
+
+    ratio = prices.verify(last, prices.usual_context)
+    return Picture(
+        "Verifying: nearly free up to a knee",
+        f"Medians of served rounds, each next to a plain round of {summary.reference_ms:.3g} ms. "
+        f"Verifying {last} nodes costs {ratio:.2f} plain tokens.",
+        f"Verify time in milliseconds against nodes, from 1 to {last}; measured points and fit.",
+        draw(paint),
+    )
+
+
+def draft_picture(profile: Profile, measurements: Measurements) -> Picture | None:
+    """Draw the time of the draft's steps against the tokens or nodes in them."""
+    summary, name = profile.cost_model, draft_name(profile)
+    mine = [p for p in measurements.latency if p.draft == name and p.x]
+    groups = {part: [p for p in mine if p.part == part] for part in ("extend", "level")}
+    if summary is None or not any(groups.values()):
+        return None
+    prices = Prices(summary)
+
+    def paint(axes: Axes) -> None:
+        for part, color, label, price in (
+            ("extend", ORANGE, "extend pass, by its tokens", prices.extend),
+            ("level", RED, "one level, by its nodes", prices.level),
+        ):
+            if not groups[part]:
+                continue
+            x = np.linspace(1, max(p.x for p in groups[part]), 60)
+            fit = [1e3 * prices.reference_s * price(n, prices.usual_context) for n in x]
+            axes.plot(x, fit, color=color)
+            _scatter(axes, groups[part], summary, color, label)
+        axes.set_xlabel("tokens or nodes in the pass")
+        axes.set_ylabel("time of the pass (ms)")
+        _from_zero(axes)
+        _in_plain_tokens(axes, summary)
+        axes.legend(loc="best")
+
+    level = prices.level(4, prices.usual_context)
+    return Picture(
+        f"Drafting with {name}",
+        "Points are medians of served rounds, lines the cost model. Every level of depth after "
+        f"the first adds one step; a level of 4 nodes costs {level:.2g} plain tokens.",
+        f"Time of the draft's extend pass and of a level in milliseconds, draft {name}.",
+        draw(paint),
+    )
+
+
+def fit_picture(profile: Profile, measurements: Measurements) -> Picture | None:
+    """Draw predicted against measured time of whole rounds, left-out trees marked."""
+    rounds = measurements.rounds
+    if not rounds or profile.cost_model is None:
+        return None
+
+    def paint(axes: Axes) -> None:
+        ends = [min(min(p.relative, p.predicted) for p in rounds) * 0.97]
+        ends.append(max(max(p.relative, p.predicted) for p in rounds) * 1.03)
+        axes.plot(ends, ends, color=MUTED, linewidth=1, label="equal")
+        for left_out, color, face, label in (
+            (False, BLUE, BLUE, "used for the fit"),
+            (True, RED, "white", "left out of it"),
+        ):
+            group = [p for p in rounds if p.left_out == left_out]
+            axes.plot(
+                [p.relative for p in group],
+                [p.predicted for p in group],
+                "o",
+                color=color,
+                markerfacecolor=face,
+                markeredgewidth=1.6,
+                label=label,
+            )
+        axes.set_xlabel("measured round time (plain tokens)")
+        axes.set_ylabel("predicted (plain tokens)")
+        axes.legend(loc="upper left")
+
+    error = profile.cost_model.heldout_error
+    told = (
+        "No tree was left out."
+        if error is None
+        else (
+            f"On left-out trees the model is off by {100 * error.median:.1f} % in the median and "
+            f"{100 * error.p90:.1f} % at the 90th percentile."
+        )
+    )
+    return Picture(
+        "Whole rounds: the cost model against the clock",
+        f"One point per timed tree, all drafts; both axes in times of a plain token. {told}",
+        "Predicted against measured round time with the line of equality.",
+        draw(paint),
+    )
+
+
+def round_picture(profile: Profile, subject: Subject) -> Picture | None:
+    """Draw where the time of a round goes, beside the same tokens decoded plainly."""
+    parts = round_parts(profile, subject)
+    if not parts or profile.cost_model is None or subject.tau is None:
+        return None
+    plain_ms = profile.cost_model.reference_ms
+    total = sum(ms for _, ms in parts)
+
+    def paint(axes: Axes) -> None:
+        left = 0.0
+        for name, ms in parts:
+            axes.barh(1, ms, left=left, height=0.55, color=PARTS[name], label=name)
+            left += ms
+        axes.barh(0, plain_ms * (subject.tau or 1), height=0.55, color=SKY, label="plain tokens")
+        axes.set_yticks([1, 0], ["one round", "the same\nplainly"])
+        axes.tick_params("y", length=0, labelcolor=INK)
+        axes.grid(visible=False, axis="y")
+        axes.set_ylim(-0.5, 2.6)
+        axes.set_xlabel("time (ms)")
+        axes.legend(ncols=3, loc="upper left", handlelength=1.2, columnspacing=1.2)
+
+    shares = ", ".join(f"{name} {ms:.2g} ms" for name, ms in parts)
+    return Picture(
+        "Where the time of a round goes",
+        f"A round of {subject.tree.label()} gives {subject.tau:.2f} tokens and takes about "
+        f"{total:.3g} ms by the cost model ({shares}); a plain token takes {plain_ms:.3g} ms.",
+        f"Bar of a round by part, {total:.3g} ms, above the bar of as many plain tokens.",
+        draw(paint, height=2.6),
+    )
+
+
+def _scatter(
+    axes: Axes, points: Sequence[LatencyPoint], summary: CostModelSummary, color: str, label: str
+) -> None:
+    """Draw points by their relative time, which drift of the machine does not move."""
+    milliseconds = [point.relative * summary.reference_ms for point in points]
+    axes.plot([point.x for point in points], milliseconds, "o", color=color, label=label)
+
+
+def _from_zero(axes: Axes) -> None:
+    axes.set_ylim(0, 1.06 * axes.get_ylim()[1])
+
+
+def _in_plain_tokens(axes: Axes, summary: CostModelSummary) -> None:
+    """Add a right-hand axis in units of a plain token."""
+    unit = summary.reference_ms
+    right = axes.secondary_yaxis("right", functions=(lambda ms: ms / unit, lambda t: t * unit))
+    right.set_ylabel("in plain tokens")
+    right.spines["right"].set_visible(False)

@@ -1,0 +1,236 @@
+"""Pictures of what the search and the holdout found: acceptance, speedups, trials, proof."""
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from profiles import HoldoutTree, Measurements, Profile
+
+from .canvas import BLUE, GREEN, INK, MUTED, ORANGE, RED, Picture, draw, plain_line
+from .findings import Subject, acceptance_rates, draft_name, speedup_grid, trials
+
+MIN_TRIED = 10
+"""Nodes below which a rate is noise and is not drawn."""
+
+RANK_COLORS = ("#08306b", "#2171b5", "#6baed6", "#c6dbef")
+MOST_DEPTHS = 16
+
+
+def acceptance_picture(measurements: Measurements, subject: Subject) -> Picture | None:
+    """Draw how often the draft's children were right, by depth and rank."""
+    rates = acceptance_rates(measurements, subject.draft)
+    rates = [row for row in rates if row[0] >= MIN_TRIED][:MOST_DEPTHS]
+    if not rates:
+        return None
+
+    def paint(axes: Axes) -> None:
+        depths = np.arange(1, len(rates) + 1)
+        bottom = np.zeros(len(rates))
+        for rank, color in enumerate(RANK_COLORS):
+            last = rank == len(RANK_COLORS) - 1
+            share = np.array(
+                [sum(row[rank:] if last else row[rank : rank + 1]) for _, row in rates]
+            )
+            label = f"rank {rank + 1}{' and below' if last else ''}"
+            axes.bar(depths, 100 * share, bottom=100 * bottom, color=color, label=label)
+            bottom += share
+        axes.set_xticks(depths)
+        axes.grid(visible=False, axis="x")
+        axes.set_ylim(0, 128)
+        axes.set_yticks(range(0, 101, 20))
+        axes.set_xlabel("depth in the tree")
+        axes.set_ylabel("expanded nodes with a right child (%)")
+        axes.legend(ncols=2, loc="upper center")
+
+    first = sum(rates[0][1][:1])
+    return Picture(
+        f"Acceptance of {subject.draft} by depth and rank",
+        "Of the nodes on the target's own path that were expanded, the share whose child of that "
+        f"rank was the target's token. At depth 1 the first guess is right {100 * first:.0f} % of "
+        "the time.",
+        "Stacked bars of acceptance in percent for every depth, split by rank among siblings.",
+        draw(paint),
+    )
+
+
+def prediction_picture(profile: Profile, measurements: Measurements) -> Picture | None:
+    """Draw predicted against measured speedup of every tree that ran."""
+    raced = [t for t in trials(measurements) if t.predicted is not None and t.is_whole]
+    predicted = {(s.draft, s.tree): s.predicted_speedup for s in measurements.scores}
+    proved = [(a.draft, a.tree, a.evidence) for a in profile.alternatives]
+    if profile.evidence is not None:
+        proved.insert(0, (draft_name(profile), profile.tree, profile.evidence))
+    judged = [
+        (predicted[draft, tree], evidence.decode_speedup)
+        for draft, tree, evidence in proved
+        if (draft, tree) in predicted
+    ]
+    if len(raced) < 2 and not judged:
+        return None
+
+    def paint(axes: Axes) -> None:
+        points = [(t.predicted or 0.0, t.speedup) for t in raced] + judged
+        ends = 0.95 * min(map(min, points)), 1.05 * max(map(max, points))
+        axes.plot(ends, ends, color=MUTED, linewidth=1, label="equal")
+        for group, marker, color, label in (
+            (points[: len(raced)], "o", BLUE, "tune prompts, end to end"),
+            (judged, "D", RED, "holdout, decoding only"),
+        ):
+            if group:
+                x, y = zip(*group, strict=True)
+                axes.plot(x, y, marker, color=color, markerfacecolor="none", label=label)
+        axes.set_xlabel("predicted decode speedup (x)")
+        axes.set_ylabel("measured speedup (x)")
+        axes.legend(loc="upper left")
+
+    return Picture(
+        "Predicted against measured speedup",
+        "Predictions are replayed tokens per round over modelled round time, prefill left out; "
+        "the end-to-end ratios include it and so lie a little lower.",
+        "Measured against predicted speedup of the trees that ran, with the line of equality.",
+        draw(paint),
+    )
+
+
+def grid_picture(measurements: Measurements, subject: Subject) -> Picture | None:
+    """Draw the best predicted speedup over depth and width, with the 1.0 line."""
+    grid = speedup_grid(measurements, subject.draft)
+    if not grid:
+        return None
+    depths, widths = (sorted({place[axis] for place in grid}) for axis in (0, 1))
+    values = np.array([[grid.get((d, w), np.nan) for d in depths] for w in widths])
+    best = max(grid, key=lambda place: grid[place])
+
+    def paint(axes: Axes) -> None:
+        reach = max(0.05, float(np.nanmax(np.abs(np.log(values)))))
+        axes.grid(visible=False)
+        image = axes.imshow(
+            np.log(values), origin="lower", aspect="auto", cmap="PuOr_r", vmin=-reach, vmax=reach
+        )
+        if values.size <= 100:
+            for (row, column), value in np.ndenumerate(values):
+                if not np.isnan(value):
+                    dark = abs(np.log(value)) > 0.6 * reach
+                    axes.text(
+                        column,
+                        row,
+                        f"{value:.2f}",
+                        ha="center",
+                        va="center",
+                        fontsize=8 if len(depths) <= 8 else 6.5,
+                        color="white" if dark else INK,
+                    )
+        _break_even_line(axes, values)
+        axes.set_xticks(range(len(depths)), [str(depth) for depth in depths])
+        axes.set_yticks(range(len(widths)), [str(width) for width in widths])
+        axes.set_xlabel("depth (levels)")
+        axes.set_ylabel("width (nodes expanded per level)")
+        bar = axes.figure.colorbar(image, ax=axes, pad=0.02)
+        ticks = np.exp(np.linspace(-reach, reach, 5))
+        bar.set_ticks(np.log(ticks).tolist(), labels=[f"{tick:.2f}" for tick in ticks])
+        bar.set_label("predicted decode speedup (x)")
+
+    return Picture(
+        f"Speedup of {subject.draft} over depth and width",
+        "The best top-k and node budget of every cell, predicted for these prompts. The black "
+        "line is plain decoding, 1.0: cells beyond it lose. The best cell is depth "
+        f"{best[0]}, width {best[1]}, {grid[best]:.2f}x.",
+        "Map of predicted speedup over depth and width with the line where it is 1.",
+        draw(paint),
+    )
+
+
+def history_picture(measurements: Measurements) -> Picture | None:
+    """Draw the trials of the search in their order."""
+    ran = trials(measurements)
+    if len(ran) < 2:
+        return None
+
+    def paint(axes: Axes) -> None:
+        numbers = np.arange(1, len(ran) + 1)
+        best = np.maximum.accumulate([t.speedup if t.is_whole else 0.0 for t in ran])
+        known = best > 0
+        axes.plot(
+            numbers[known], best[known], color=GREEN, drawstyle="steps-post", label="best so far"
+        )
+        for number, trial in zip(numbers, ran, strict=True):
+            low, high = np.quantile(trial.ratios, [0.25, 0.75])
+            axes.plot([number, number], [low, high], color=BLUE, linewidth=1.2, alpha=0.6)
+        for whole, face, label in (
+            (True, BLUE, "on all tune prompts"),
+            (False, "white", "stopped early"),
+        ):
+            group = [
+                (n, t.speedup) for n, t in zip(numbers, ran, strict=True) if t.is_whole == whole
+            ]
+            if group:
+                x, y = zip(*group, strict=True)
+                axes.plot(x, y, "o", color=BLUE, markerfacecolor=face, label=label)
+        plain_line(axes)
+        axes.set_xlabel("trial")
+        axes.set_ylabel("measured speedup, end to end (x)")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend(loc="best")
+
+    n_whole = sum(trial.is_whole for trial in ran)
+    return Picture(
+        "The search's history",
+        f"{len(ran)} trees ran on tune prompts, {n_whole} of them on every prompt; the others "
+        "were stopped early, being clearly behind. Bars span the middle half of the prompts.",
+        "Measured speedup of every trial in the order they ran, with the best so far.",
+        draw(paint),
+    )
+
+
+def holdout_picture(profile: Profile, run: HoldoutTree) -> Picture:
+    """Draw the speedup of every held-out prompt with the total and its lower bound."""
+    ratios = np.sort(run.prompt_ratios)
+    judged = [(profile.tree, profile.evidence)] if profile.evidence else []
+    judged += [(rival.tree, rival.evidence) for rival in profile.alternatives]
+    speedup = next((e.speedup for tree, e in judged if tree == run.tree and e), None)
+
+    def paint(axes: Axes) -> None:
+        numbers = np.arange(1, len(ratios) + 1)
+        for group, color, label in (
+            (ratios >= 1, BLUE, "prompt, faster"),
+            (ratios < 1, RED, "prompt, slower"),
+        ):
+            if group.any():
+                axes.plot(numbers[group], ratios[group], "o", color=color, label=label)
+        if speedup is not None:
+            axes.axhspan(speedup.low, speedup.ratio, color=ORANGE, alpha=0.25, linewidth=0)
+            axes.axhline(speedup.ratio, color=ORANGE, label=f"total, {speedup.ratio:.2f}x")
+            bound = f"at least {speedup.low:.2f}x at {100 * speedup.confidence:.3g} %"
+            axes.axhline(speedup.low, color=ORANGE, linestyle=":", label=bound)
+        plain_line(axes)
+        axes.set_xlabel("held-out prompts, slowest first")
+        axes.set_ylabel("plain / speculative time (x)")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend(loc="best")
+
+    slower = int((ratios < 1).sum())
+    return Picture(
+        f"The proof: {run.draft}, {run.tree.label()}",
+        f"{len(ratios)} held-out prompts, each decoded plainly and speculatively in the order "
+        f"A B B A on the path that serves; {slower} ran slower than plain. The band reaches "
+        "from the lower bound of the typical prompt to the ratio of total times.",
+        f"Speedup of {len(ratios)} held-out prompts, sorted, with total and lower bound.",
+        draw(paint),
+    )
+
+
+def _break_even_line(
+    axes: Axes, values: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"
+) -> None:
+    """Draw the edges between cells above and below 1."""
+    above = values > 1
+    for row, column in np.ndindex(above.shape):
+        for down, right in ((1, 0), (0, 1)):
+            other = row + down, column + right
+            if other[0] >= above.shape[0] or other[1] >= above.shape[1]:
+                continue
+            if np.isnan(values[row, column]) or np.isnan(values[other]):
+                continue
+            if above[row, column] != above[other]:
+                x = [column + 0.5, column + 0.5] if right else [column - 0.5, column + 0.5]
+                y = [row - 0.5, row + 0.5] if right else [row + 0.5, row + 0.5]
+                axes.plot(x, y, color="black", linewidth=2)
