@@ -7,6 +7,7 @@ id may hold dollar signs.
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -17,7 +18,7 @@ from matplotlib.figure import Figure
 BLUE, ORANGE, GREEN, RED, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9"
 INK, MUTED, FAINT = "#1f2933", "#5f6c7b", "#d9dee4"
 
-_STYLE = {
+_STYLE: Any = {
     "axes.axisbelow": True,
     "axes.edgecolor": MUTED,
     "axes.grid": True,
@@ -68,7 +69,12 @@ def draw(paint: Callable[[Axes], None], height: float = 3.4) -> bytes:
     return buffer.getvalue()
 
 
-def plain_line(axes: Axes, *, vertical: bool = False) -> None:
+def plain_line(axes: Axes) -> None:
     """Draw the line of plain decoding, where a speedup is 1."""
-    line = axes.axvline if vertical else axes.axhline
-    line(1.0, color=INK, linewidth=1.2, linestyle=(0, (5, 3)), label="plain decoding")
+    axes.axhline(1.0, color=INK, linewidth=1.2, linestyle=(0, (5, 3)), label="plain decoding")
+
+
+def legend(axes: Axes, n_columns: int = 2) -> None:
+    """Put the legend above the axes, where it hides no point."""
+    place = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.2}
+    axes.legend(ncols=n_columns, handlelength=1.6, columnspacing=1.4, **place)

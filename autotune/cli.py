@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from profiles.errors import SpectuneError
 
-from . import bench_command, commands, export_command, what_if_command
+from . import bench_command, commands, export_command, show_command, what_if_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"spectune {version('spectune')}")
     subparsers = top.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_tune, _add_run, _add_bench, _add_show, _add_check):
+    for add in (_add_tune, _add_run, _add_bench, show_command.add_parser, _add_check):
         add(subparsers)
     export_command.add_parser(subparsers)
     what_if_command.add_parser(subparsers)
@@ -91,6 +91,12 @@ def _add_tune(subparsers: Subparsers) -> None:
     command.add_argument("--seed", type=int, default=0, help="seed of the whole job (default: 0)")
     _add_sampling(command, "greedy")
     command.add_argument("--raw", action="store_true", help="leave out the chat template")
+    command.add_argument(
+        "--keep-text",
+        action="store_true",
+        help="keep prompts and answers: all in NAME.texts.jsonl, a few in the report, both "
+        "readable by you alone",
+    )
 
 
 def _add_run(subparsers: Subparsers) -> None:
@@ -123,11 +129,6 @@ def _add_bench(subparsers: Subparsers) -> None:
     command = _command(subparsers, "bench", bench_command.SUMMARY, bench_command.bench)
     bench_command.add_options(command)
     _add_device(command)
-
-
-def _add_show(subparsers: Subparsers) -> None:
-    command = _command(subparsers, "show", "Print what a profile says.", commands.show)
-    command.add_argument("profile", type=Path)
 
 
 def _add_check(subparsers: Subparsers) -> None:

@@ -16,6 +16,8 @@ from profiles import (
 )
 from profiles.errors import UsageError
 
+from .show_command import show_profile
+
 if TYPE_CHECKING:
     from engine.decoder import Generation, SpeculativeDecoder
 
@@ -47,14 +49,17 @@ def tune(arguments: argparse.Namespace) -> None:
         else:
             print(planned.text())
         return
-    run_job(models, arguments.prompts, out, domain=domain, settings=settings, progress=progress)
-    _print_profile(out, as_json=arguments.json)
+    run_job(
+        models,
+        arguments.prompts,
+        out,
+        domain=domain,
+        settings=settings,
+        keep_text=arguments.keep_text,
+        progress=progress,
+    )
+    show_profile(out, as_json=arguments.json)
     print(f"Wrote {out}. Next: spectune run {out} --prompt TEXT", file=sys.stderr)
-
-
-def show(arguments: argparse.Namespace) -> None:
-    """Print what a profile says."""
-    _print_profile(arguments.profile, as_json=arguments.json)
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -233,18 +238,6 @@ def _set_threads(threads: int | None) -> None:
     import torch
 
     torch.set_num_threads(threads)
-
-
-def _print_profile(path: Path, *, as_json: bool) -> None:
-    profile = load(path)
-    if as_json:
-        _print_json(profile.model_dump(mode="json", exclude_none=True))
-        return
-    from rich.console import Console
-
-    from .report import print_profile
-
-    print_profile(profile, Console())
 
 
 def _print_json(document: Any) -> None:

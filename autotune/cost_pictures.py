@@ -4,12 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from profiles import CostModelSummary, LatencyPoint, Measurements, Profile
 from profiles.prices import Prices
 
-from .canvas import BLUE, GREEN, INK, MUTED, ORANGE, RED, SKY, Picture, draw
+from .canvas import BLUE, GREEN, INK, MUTED, ORANGE, RED, SKY, Picture, draw, legend
 from .findings import Subject, draft_name, round_parts
+
+NEARLY_FREE = 1.1
+"""Cost of a verify pass, in plain tokens, up to which it is called nearly free."""
 
 PARTS = {"draft: extend": ORANGE, "draft: levels": RED, "verify": BLUE, "commit": GREEN}
 
@@ -18,13 +22,15 @@ def verify_picture(profile: Profile, measurements: Measurements) -> Picture | No
     """Draw the time of a verify pass against the draft nodes in it."""
     summary = profile.cost_model
     points = [p for p in measurements.latency if p.part in ("verify", "reference")]
-    if summary is None or not points:
+    if summary is None or not any(point.x for point in points):
         return None
     prices, last = Prices(summary), max(point.x for point in points)
 
     def paint(axes: Axes) -> None:
         nodes = np.arange(1, last + 1)
-        fit = [1e3 * prices.reference_s * prices.verify(n, prices.usual_context) for n in nodes]
+        fit = [
+            1e3 * prices.reference_s * prices.verify(float(n), prices.usual_context) for n in nodes
+        ]
         axes.plot(nodes, fit, color=BLUE, label="cost model")
         _scatter(axes, [p for p in points if p.x], summary, BLUE, "measured")
         _scatter(axes, [p for p in points if not p.x], summary, ORANGE, "plain, 1 token")
@@ -32,13 +38,15 @@ def verify_picture(profile: Profile, measurements: Measurements) -> Picture | No
         axes.set_ylabel("time of the pass (ms)")
         _from_zero(axes)
         _in_plain_tokens(axes, summary)
-        axes.legend(loc="lower right")
+        legend(axes)
 
-    ratio = prices.verify(last, prices.usual_context)
+    costs = {n: prices.verify(n, prices.usual_context) for n in range(1, last + 1)}
+    nearly_free = max((n for n, cost in costs.items() if cost <= NEARLY_FREE), default=0)
     return Picture(
-        "Verifying: nearly free up to a knee",
+        "Verifying nodes",
         f"Medians of served rounds, each next to a plain round of {summary.reference_ms:.3g} ms. "
-        f"Verifying {last} nodes costs {ratio:.2f} plain tokens.",
+        f"Up to {nearly_free} nodes cost at most {NEARLY_FREE} plain tokens, {last} nodes cost "
+        f"{costs[last]:.2f}.",
         f"Verify time in milliseconds against nodes, from 1 to {last}; measured points and fit.",
         draw(paint),
     )
@@ -64,17 +72,19 @@ def draft_picture(profile: Profile, measurements: Measurements) -> Picture | Non
             fit = [1e3 * prices.reference_s * price(n, prices.usual_context) for n in x]
             axes.plot(x, fit, color=color)
             _scatter(axes, groups[part], summary, color, label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("tokens or nodes in the pass")
         axes.set_ylabel("time of the pass (ms)")
         _from_zero(axes)
         _in_plain_tokens(axes, summary)
-        axes.legend(loc="best")
+        legend(axes)
 
     level = prices.level(4, prices.usual_context)
     return Picture(
         f"Drafting with {name}",
         "Points are medians of served rounds, lines the cost model. Every level of depth after "
-        f"the first adds one step; a level of 4 nodes costs {level:.2g} plain tokens.",
+        f"the first adds one step; a level of 4 nodes costs {level:.2g} plain tokens. The points "
+        "of a level carry a share of what growing any tree costs, the line does not.",
         f"Time of the draft's extend pass and of a level in milliseconds, draft {name}.",
         draw(paint),
     )
@@ -106,7 +116,7 @@ def fit_picture(profile: Profile, measurements: Measurements) -> Picture | None:
             )
         axes.set_xlabel("measured round time (plain tokens)")
         axes.set_ylabel("predicted (plain tokens)")
-        axes.legend(loc="upper left")
+        legend(axes)
 
     error = profile.cost_model.heldout_error
     told = (
@@ -142,9 +152,9 @@ def round_picture(profile: Profile, subject: Subject) -> Picture | None:
         axes.set_yticks([1, 0], ["one round", "the same\nplainly"])
         axes.tick_params("y", length=0, labelcolor=INK)
         axes.grid(visible=False, axis="y")
-        axes.set_ylim(-0.5, 2.6)
+        axes.set_ylim(-0.5, 1.5)
         axes.set_xlabel("time (ms)")
-        axes.legend(ncols=3, loc="upper left", handlelength=1.2, columnspacing=1.2)
+        legend(axes, 3)
 
     shares = ", ".join(f"{name} {ms:.2g} ms" for name, ms in parts)
     return Picture(
@@ -152,7 +162,7 @@ def round_picture(profile: Profile, subject: Subject) -> Picture | None:
         f"A round of {subject.tree.label()} gives {subject.tau:.2f} tokens and takes about "
         f"{total:.3g} ms by the cost model ({shares}); a plain token takes {plain_ms:.3g} ms.",
         f"Bar of a round by part, {total:.3g} ms, above the bar of as many plain tokens.",
-        draw(paint, height=2.6),
+        draw(paint, height=2.3),
     )
 
 
@@ -171,6 +181,7 @@ def _from_zero(axes: Axes) -> None:
 def _in_plain_tokens(axes: Axes, summary: CostModelSummary) -> None:
     """Add a right-hand axis in units of a plain token."""
     unit = summary.reference_ms
-    right = axes.secondary_yaxis("right", functions=(lambda ms: ms / unit, lambda t: t * unit))
+    scales = (lambda ms: np.asarray(ms) / unit, lambda tokens: np.asarray(tokens) * unit)
+    right = axes.secondary_yaxis("right", functions=scales)
     right.set_ylabel("in plain tokens")
     right.spines["right"].set_visible(False)

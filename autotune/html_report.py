@@ -14,7 +14,7 @@ from profiles import Evidence, Measurements, Profile, atomic_write
 from .canvas import Picture
 from .cost_pictures import draft_picture, fit_picture, round_picture, verify_picture
 from .findings import certainty, commands, draft_name, headline, judged_evidence, subject_of
-from .report import evidence_cells, facts
+from .report import checklist, circumstances, evidence_cells
 from .result_pictures import (
     acceptance_picture,
     grid_picture,
@@ -25,11 +25,6 @@ from .result_pictures import (
 from .texts import KeptText
 
 N_TEXTS_SHOWN = 6
-
-
-def report_path(profile_path: Path) -> Path:
-    """Return where the report of a profile lies: `NAME.report.html` beside it."""
-    return profile_path.with_name(f"{profile_path.stem}.report.html")
 
 
 def write_report(
@@ -75,7 +70,8 @@ def page(
         headline=headline(profile),
         certainty=certainty(profile),
         commands=commands(profile_path),
-        facts=facts(profile),
+        checklist=checklist(profile),
+        circumstances=circumstances(profile),
         judged=judged_rows(profile),
         confidence=f"{100 * evidence.speedup.confidence:.3g} %" if evidence else "",
         sections=[

@@ -18,8 +18,10 @@ from .probing import probe_drafts
 from .progress import Silent
 from .proving import choose_rungs, prove
 from .racing import Race, contenders
+from .reporting import report_path, write_job_report
 from .search import Candidate, MeasuredStudy
 from .settings import Settings
+from .texts import texts_path
 from .tracing import Conversation, flatten, record_answers
 from .writing import build_measurements, build_profile, save_all, study_path
 
@@ -34,6 +36,7 @@ def tune(
     *,
     domain: str | None = None,
     settings: Settings | None = None,
+    keep_text: bool = False,
     progress: Silent | None = None,
 ) -> Profile:
     """Find the fastest draft tree for these prompts, prove it, and write its profile.
@@ -41,9 +44,10 @@ def tune(
     Args:
         models: Target and drafts; the best of the drafts is taken.
         prompts: The domain sample; see `autotune.prompts` for the shapes.
-        out: The YAML file to write; measurements and study lie beside it.
+        out: The YAML file to write; measurements, study and report lie beside it.
         domain: Name of the domain; the sample's file name by default.
         settings: How much to look at.
+        keep_text: Keep prompts and answers, in files that only their owner can read.
         progress: Told what is being done.
 
     Returns:
@@ -53,7 +57,7 @@ def tune(
         SpectuneError: Something asked for cannot be done; then no file has changed.
     """
     out, settings, progress = Path(out), settings or Settings(), progress or Silent()
-    for path in (out, measurements_path(out), study_path(out)):
+    for path in (out, measurements_path(out), study_path(out), report_path(out), texts_path(out)):
         check_writable(path)
     watch = Stopwatch()
 
@@ -87,6 +91,8 @@ def tune(
         profile = build_profile(job, probes, costs, predicted, measured, rungs, proof, out)  # 7
         measurements = build_measurements(job, costs, predictor, predicted, measured, proof)
         save_all(profile, measurements, study, out)
+    kept = {"tune": texts, "holdout": unseen} if keep_text else {}
+    write_job_report(job, profile, measurements, kept, out, progress)
     progress.say(watch.text())
     return profile
 

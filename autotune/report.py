@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -22,6 +23,18 @@ from .findings import (
 )
 
 
+class LiteralConsole(Console):
+    """A console for texts from files: no markup, and no control character reaches the terminal."""
+
+    def __init__(self) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a text as it is, with what cannot be printed replaced."""
+        shown = "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+        return super().render_str(shown, **options)
+
+
 def print_profile(
     profile: Profile, measurements: Measurements | None, path: Path, console: Console
 ) -> None:
@@ -38,7 +51,7 @@ def print_profile(
     console.print()
     console.print(_listed(commands(path)))
     console.print()
-    console.print(_listed(facts(profile)))
+    console.print(_listed([*checklist(profile), *circumstances(profile)]))
     if _was_corrected(profile):
         console.print(probe_table(profile))
     if profile.evidence or profile.alternatives:
@@ -53,27 +66,29 @@ def print_profile(
             console.print(table)
 
 
-def facts(profile: Profile) -> list[tuple[str, str]]:
-    """Return what every result must name, and the rest of what it depends on.
-
-    The first four answer "baseline, batch size, data and tree", without which a speedup says
-    nothing.
-    """
-    device, domain = profile.device, profile.domain
-    rows = (
+def checklist(profile: Profile) -> list[tuple[str, str]]:
+    """Return baseline, batch size, data and tree: without these a speedup says nothing."""
+    domain = profile.domain
+    data = (
+        f"{domain.name}: {domain.n_tune} prompts to tune on, {domain.n_holdout} held out, "
+        f"{domain.mean_prompt_tokens:.0f} tokens each, {domain.max_new_tokens} new ones"
+    )
+    return [
         ("baseline", plain_label(profile)),
         ("batch size", "1"),
-        (
-            "data",
-            f"{domain.name}: {domain.n_tune} prompts to tune on, {domain.n_holdout} held out, "
-            f"{domain.mean_prompt_tokens:.0f} tokens each, {domain.max_new_tokens} new ones",
-        ),
+        ("data", data),
         ("tree", tree_in_words(profile.tree)),
+    ]
+
+
+def circumstances(profile: Profile) -> list[tuple[str, str]]:
+    """Return what else the result depends on, and how well it is known."""
+    rows = (
         ("target", f"{profile.target.id} ({profile.target.dtype})"),
         ("draft", draft_label(profile)),
         ("probe", probe_label(profile)),
         ("sampling", sampling_label(profile)),
-        ("device", device_label(device)),
+        ("device", device_label(profile.device)),
         ("machine", noise_label(profile)),
         ("cost model", error_label(profile)),
         ("search", search_label(profile)),
@@ -118,11 +133,11 @@ def evidence_cells(evidence: Evidence) -> list[str]:
     ]
 
 
-def plain_label(profile: Profile) -> str | None:
+def plain_label(profile: Profile) -> str:
     """Return the speed of the baseline, in words."""
     evidence = judged_evidence(profile)
     if evidence is None:
-        return None
+        return "plain decoding on this engine; no tree was judged against it on the holdout"
     text = f"{evidence.baseline}; {evidence.plain_tokens_per_s:.1f} tokens/s"
     over_generate = evidence.plain_over_transformers_generate
     if over_generate is not None:

@@ -2,11 +2,16 @@
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from profiles import HoldoutTree, Measurements, Profile
 
-from .canvas import BLUE, GREEN, INK, MUTED, ORANGE, RED, Picture, draw, plain_line
+from .canvas import BLUE, GREEN, MUTED, ORANGE, RED, Picture, draw, legend, plain_line
 from .findings import Subject, acceptance_rates, draft_name, speedup_grid, trials
+
+Values = NDArray[np.float64]
 
 MIN_TRIED = 10
 """Nodes below which a rate is noise and is not drawn."""
@@ -35,11 +40,10 @@ def acceptance_picture(measurements: Measurements, subject: Subject) -> Picture 
             bottom += share
         axes.set_xticks(depths)
         axes.grid(visible=False, axis="x")
-        axes.set_ylim(0, 128)
-        axes.set_yticks(range(0, 101, 20))
+        axes.set_ylim(0, 100)
         axes.set_xlabel("depth in the tree")
         axes.set_ylabel("expanded nodes with a right child (%)")
-        axes.legend(ncols=2, loc="upper center")
+        legend(axes)
 
     first = sum(rates[0][1][:1])
     return Picture(
@@ -80,12 +84,13 @@ def prediction_picture(profile: Profile, measurements: Measurements) -> Picture 
                 axes.plot(x, y, marker, color=color, markerfacecolor="none", label=label)
         axes.set_xlabel("predicted decode speedup (x)")
         axes.set_ylabel("measured speedup (x)")
-        axes.legend(loc="upper left")
+        legend(axes)
 
     return Picture(
         "Predicted against measured speedup",
-        "Predictions are replayed tokens per round over modelled round time, prefill left out; "
-        "the end-to-end ratios include it and so lie a little lower.",
+        "Predictions are replayed tokens per round over modelled round time, prefill left out. "
+        "On tune prompts the mean of the prompts' end-to-end ratios is shown, on the holdout the "
+        "ratio of decoding times.",
         "Measured against predicted speedup of the trees that ran, with the line of equality.",
         draw(paint),
     )
@@ -100,40 +105,35 @@ def grid_picture(measurements: Measurements, subject: Subject) -> Picture | None
     values = np.array([[grid.get((d, w), np.nan) for d in depths] for w in widths])
     best = max(grid, key=lambda place: grid[place])
 
+    middle = (np.nanmin(values) + np.nanmax(values)) / 2
+
     def paint(axes: Axes) -> None:
-        reach = max(0.05, float(np.nanmax(np.abs(np.log(values)))))
         axes.grid(visible=False)
-        image = axes.imshow(
-            np.log(values), origin="lower", aspect="auto", cmap="PuOr_r", vmin=-reach, vmax=reach
-        )
-        if values.size <= 100:
-            for (row, column), value in np.ndenumerate(values):
-                if not np.isnan(value):
-                    dark = abs(np.log(value)) > 0.6 * reach
-                    axes.text(
-                        column,
-                        row,
-                        f"{value:.2f}",
-                        ha="center",
-                        va="center",
-                        fontsize=8 if len(depths) <= 8 else 6.5,
-                        color="white" if dark else INK,
-                    )
+        image = axes.imshow(values, origin="lower", aspect="auto", cmap="cividis")
+        for (row, column), value in np.ndenumerate(values):
+            if not np.isnan(value):
+                axes.text(
+                    column,
+                    row,
+                    f"{value:.2f}",
+                    ha="center",
+                    va="center",
+                    fontsize=8.5 if len(depths) <= 8 else 6,
+                    color="white" if value < middle else "black",
+                )
         _break_even_line(axes, values)
+        corner = depths.index(best[0]) - 0.5, widths.index(best[1]) - 0.5
+        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=RED, linewidth=2.2))
         axes.set_xticks(range(len(depths)), [str(depth) for depth in depths])
         axes.set_yticks(range(len(widths)), [str(width) for width in widths])
         axes.set_xlabel("depth (levels)")
         axes.set_ylabel("width (nodes expanded per level)")
-        bar = axes.figure.colorbar(image, ax=axes, pad=0.02)
-        ticks = np.exp(np.linspace(-reach, reach, 5))
-        bar.set_ticks(np.log(ticks).tolist(), labels=[f"{tick:.2f}" for tick in ticks])
-        bar.set_label("predicted decode speedup (x)")
+        axes.figure.colorbar(image, ax=axes, pad=0.02, label="predicted decode speedup (x)")
 
     return Picture(
         f"Speedup of {subject.draft} over depth and width",
-        "The best top-k and node budget of every cell, predicted for these prompts. The black "
-        "line is plain decoding, 1.0: cells beyond it lose. The best cell is depth "
-        f"{best[0]}, width {best[1]}, {grid[best]:.2f}x.",
+        "The best top-k and node budget of every cell, predicted for these prompts. "
+        f"{_told_losses(values)} The best cell, outlined, is depth {best[0]}, width {best[1]}.",
         "Map of predicted speedup over depth and width with the line where it is 1.",
         draw(paint),
     )
@@ -168,14 +168,15 @@ def history_picture(measurements: Measurements) -> Picture | None:
         plain_line(axes)
         axes.set_xlabel("trial")
         axes.set_ylabel("measured speedup, end to end (x)")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.legend(loc="best")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        legend(axes)
 
-    n_whole = sum(trial.is_whole for trial in ran)
+    n_stopped = sum(not trial.is_whole for trial in ran)
+    told = f"{n_stopped} were stopped early, being clearly behind." if n_stopped else ""
     return Picture(
         "The search's history",
-        f"{len(ran)} trees ran on tune prompts, {n_whole} of them on every prompt; the others "
-        "were stopped early, being clearly behind. Bars span the middle half of the prompts.",
+        f"{len(ran)} trees ran on tune prompts, plain among them. {told} Bars span the middle "
+        "half of the prompts.",
         "Measured speedup of every trial in the order they ran, with the best so far.",
         draw(paint),
     )
@@ -204,8 +205,8 @@ def holdout_picture(profile: Profile, run: HoldoutTree) -> Picture:
         plain_line(axes)
         axes.set_xlabel("held-out prompts, slowest first")
         axes.set_ylabel("plain / speculative time (x)")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.legend(loc="best")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        legend(axes)
 
     slower = int((ratios < 1).sum())
     return Picture(
@@ -218,9 +219,7 @@ def holdout_picture(profile: Profile, run: HoldoutTree) -> Picture:
     )
 
 
-def _break_even_line(
-    axes: Axes, values: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"
-) -> None:
+def _break_even_line(axes: Axes, values: Values) -> None:
     """Draw the edges between cells above and below 1."""
     above = values > 1
     for row, column in np.ndindex(above.shape):
@@ -233,4 +232,12 @@ def _break_even_line(
             if above[row, column] != above[other]:
                 x = [column + 0.5, column + 0.5] if right else [column - 0.5, column + 0.5]
                 y = [row - 0.5, row + 0.5] if right else [row + 0.5, row + 0.5]
-                axes.plot(x, y, color="black", linewidth=2)
+                axes.plot(x, y, color="white", linewidth=4, solid_capstyle="round")
+                axes.plot(x, y, color="black", linewidth=2, solid_capstyle="round")
+
+
+def _told_losses(values: Values) -> str:
+    n_cells, n_losing = int(np.isfinite(values).sum()), int((values < 1).sum())
+    if n_losing in (0, n_cells):
+        return f"{'No' if n_losing == 0 else 'Every'} cell lies below plain decoding, 1.0."
+    return f"The black line is plain decoding, 1.0: {n_losing} of {n_cells} cells lie below it."

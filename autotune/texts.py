@@ -54,6 +54,7 @@ def load_texts(path: Path) -> list[KeptText]:
     if not path.exists():
         raise SpectuneError(f"{path} does not exist: texts are kept by `tune --keep-text` only.")
     try:
-        return [KeptText(**json.loads(line)) for line in read_bytes(path).decode().splitlines()]
+        lines = read_bytes(path).decode().split("\n")
+        return [KeptText(**json.loads(line)) for line in lines if line]
     except (ValueError, TypeError) as error:
         raise SpectuneError(f"{path} is damaged ({error}): tune again with --keep-text.") from None

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import autotune.html_report
 import autotune.job
 import autotune.proving
 import autotune.racing
@@ -23,6 +24,7 @@ from autotune.job import Models, prepare
 from autotune.progress import Silent
 from autotune.proving import prove
 from autotune.racing import Race
+from autotune.reporting import report_path
 from autotune.search import Candidate
 from autotune.writing import study_path
 from engine.decoder import SpeculativeDecoder, UntrustedProfileWarning
@@ -88,6 +90,12 @@ def loaded(folders: dict[str, str]) -> LoadedTarget:
     return load_target(folders["target"], dtype="float32", device="cpu")
 
 
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the pictures out of the report: drawing takes longer than these jobs."""
+    monkeypatch.setattr(autotune.html_report, "sections", lambda *_: [])
+
+
 def run_job(
     folders: dict[str, str],
     out: Path,
@@ -117,7 +125,7 @@ def fixed_times(monkeypatch: pytest.MonkeyPatch, round_s: Callable[[TreeConfig],
 def check_consistent(profile: Profile, out: Path, n_trials: int) -> None:
     """Check what every finished job must have written, whatever it decided."""
     assert load(out) == profile
-    beside = {out, measurements_path(out), study_path(out)}
+    beside = {out, measurements_path(out), study_path(out), report_path(out)}
     assert set(out.parent.iterdir()) == beside, "no temporary file is left"
     assert profile.search is not None
     assert profile.search.storage == study_path(out).name
@@ -310,7 +318,7 @@ def test_answers_of_one_token_on_the_holdout_are_judged(
 def old_files(folder: Path) -> tuple[Path, dict[str, bytes]]:
     """Write an older profile, measurements and study; return the profile and all contents."""
     out = folder / "old.yaml"
-    for path in (out, measurements_path(out), study_path(out)):
+    for path in (out, measurements_path(out), study_path(out), report_path(out)):
         path.write_bytes(f"the old {path.name}".encode())
     return out, contents(folder)
 

@@ -9,7 +9,7 @@ import pytest
 
 from toy_profiles import YAML, write
 
-HEAVY = ("torch", "transformers", "optuna", "pandas", "sklearn", "scipy")
+HEAVY = ("torch", "transformers", "optuna", "pandas", "sklearn", "scipy", "matplotlib")
 
 
 def run_python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -28,6 +28,8 @@ def run_python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         "from autotune.cli import main; main(['--help'])",
         "from autotune.cli import main; main(['tune', '--help'])",
         "from autotune.cli import main; assert main(['show', 'toy.yaml']) == 0",
+        "from autotune.cli import main; assert main(['show', 'toy.yaml', 'toy.yaml']) == 0",
+        "from autotune.cli import main; assert main(['show', '.']) == 0",
         "from autotune.cli import main; assert main(['check', 'toy.yaml']) == 0",
         "from autotune.cli import main; assert main(['export', 'toy.yaml', '--to', 'eagle']) == 0",
         "from autotune.cli import main; assert main(['what-if', 'toy.yaml', '--json']) == 0",
@@ -46,6 +48,19 @@ def test_light_commands_and_imports_load_no_torch(tmp_path: Path, code: str) -> 
     done = run_python("-c", program, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1] == "loaded:"
+
+
+def test_a_report_is_made_without_torch(tmp_path: Path) -> None:
+    write(tmp_path, YAML.replace("measurements: toy-code-epyc.measurements.json.gz\n", ""))
+    program = (
+        "import sys\n"
+        "from autotune.cli import main\n"
+        "assert main(['show', 'toy.yaml', '--html', 'toy.html']) == 0\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
+    )
+    done = run_python("-c", program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "toy.html").exists()
 
 
 @pytest.mark.parametrize(
