@@ -76,5 +76,11 @@ def plain_line(axes: Axes) -> None:
 
 def legend(axes: Axes, n_columns: int = 2) -> None:
     """Put the legend above the axes, where it hides no point."""
-    place = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.2}
-    axes.legend(ncols=n_columns, handlelength=1.6, columnspacing=1.4, **place)
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        borderaxespad=0.2,
+        ncols=n_columns,
+        handlelength=1.6,
+        columnspacing=1.4,
+    )

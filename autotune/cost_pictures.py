@@ -10,7 +10,7 @@ from profiles import CostModelSummary, LatencyPoint, Measurements, Profile
 from profiles.prices import Prices
 
 from .canvas import BLUE, GREEN, INK, MUTED, ORANGE, RED, SKY, Picture, draw, legend
-from .findings import Subject, draft_name, round_parts
+from .findings import Subject, draft_name, plain_ms, round_parts
 
 NEARLY_FREE = 1.1
 """Cost of a verify pass, in plain tokens, up to which it is called nearly free."""
@@ -25,6 +25,10 @@ def verify_picture(profile: Profile, measurements: Measurements) -> Picture | No
     if summary is None or not any(point.x for point in points):
         return None
     prices, last = Prices(summary), max(point.x for point in points)
+    context = float(np.median([point.context for point in points]))
+
+    costs = {n: prices.verify(n, context) for n in range(1, last + 1)}
+    nearly_free = max((n for n, cost in costs.items() if cost <= NEARLY_FREE), default=0)
 
     def paint(axes: Axes) -> None:
         nodes = np.arange(1, last + 1)
@@ -40,11 +44,10 @@ def verify_picture(profile: Profile, measurements: Measurements) -> Picture | No
         _in_plain_tokens(axes, summary)
         legend(axes)
 
-    costs = {n: prices.verify(n, prices.usual_context) for n in range(1, last + 1)}
-    nearly_free = max((n for n, cost in costs.items() if cost <= NEARLY_FREE), default=0)
     return Picture(
         "Verifying nodes",
-        f"Medians of served rounds, each next to a plain round of {summary.reference_ms:.3g} ms. "
+        f"Medians of served rounds, each next to a plain round of {summary.reference_ms:.3g} ms, "
+        f"behind {context:.0f} tokens. "
         f"Up to {nearly_free} nodes cost at most {NEARLY_FREE} plain tokens, {last} nodes cost "
         f"{costs[last]:.2f}.",
         f"Verify time in milliseconds against nodes, from 1 to {last}; measured points and fit.",
@@ -69,7 +72,7 @@ def draft_picture(profile: Profile, measurements: Measurements) -> Picture | Non
             if not groups[part]:
                 continue
             x = np.linspace(1, max(p.x for p in groups[part]), 60)
-            fit = [1e3 * prices.reference_s * price(n, prices.usual_context) for n in x]
+            fit = [1e3 * prices.reference_s * price(float(n)) for n in x]
             axes.plot(x, fit, color=color)
             _scatter(axes, groups[part], summary, color, label)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -79,7 +82,7 @@ def draft_picture(profile: Profile, measurements: Measurements) -> Picture | Non
         _in_plain_tokens(axes, summary)
         legend(axes)
 
-    level = prices.level(4, prices.usual_context)
+    level = prices.level(4)
     return Picture(
         f"Drafting with {name}",
         "Points are medians of served rounds, lines the cost model. Every level of depth after "
@@ -100,20 +103,14 @@ def fit_picture(profile: Profile, measurements: Measurements) -> Picture | None:
         ends = [min(min(p.relative, p.predicted) for p in rounds) * 0.97]
         ends.append(max(max(p.relative, p.predicted) for p in rounds) * 1.03)
         axes.plot(ends, ends, color=MUTED, linewidth=1, label="equal")
-        for left_out, color, face, label in (
-            (False, BLUE, BLUE, "used for the fit"),
-            (True, RED, "white", "left out of it"),
+        for left_out, face, label in (
+            (False, BLUE, "used for the fit"),
+            (True, "white", "left out of the fit that predicts it"),
         ):
             group = [p for p in rounds if p.left_out == left_out]
-            axes.plot(
-                [p.relative for p in group],
-                [p.predicted for p in group],
-                "o",
-                color=color,
-                markerfacecolor=face,
-                markeredgewidth=1.6,
-                label=label,
-            )
+            if group:
+                x, y = [p.relative for p in group], [p.predicted for p in group]
+                axes.plot(x, y, "o", color=BLUE, markerfacecolor=face, label=label)
         axes.set_xlabel("measured round time (plain tokens)")
         axes.set_ylabel("predicted (plain tokens)")
         legend(axes)
@@ -137,10 +134,9 @@ def fit_picture(profile: Profile, measurements: Measurements) -> Picture | None:
 
 def round_picture(profile: Profile, subject: Subject) -> Picture | None:
     """Draw where the time of a round goes, beside the same tokens decoded plainly."""
-    parts = round_parts(profile, subject)
-    if not parts or profile.cost_model is None or subject.tau is None:
+    parts, plain = round_parts(profile, subject), plain_ms(profile)
+    if not parts or plain is None or subject.tau is None:
         return None
-    plain_ms = profile.cost_model.reference_ms
     total = sum(ms for _, ms in parts)
 
     def paint(axes: Axes) -> None:
@@ -148,7 +144,7 @@ def round_picture(profile: Profile, subject: Subject) -> Picture | None:
         for name, ms in parts:
             axes.barh(1, ms, left=left, height=0.55, color=PARTS[name], label=name)
             left += ms
-        axes.barh(0, plain_ms * (subject.tau or 1), height=0.55, color=SKY, label="plain tokens")
+        axes.barh(0, plain * (subject.tau or 1), height=0.55, color=SKY, label="plain tokens")
         axes.set_yticks([1, 0], ["one round", "the same\nplainly"])
         axes.tick_params("y", length=0, labelcolor=INK)
         axes.grid(visible=False, axis="y")
@@ -160,7 +156,7 @@ def round_picture(profile: Profile, subject: Subject) -> Picture | None:
     return Picture(
         "Where the time of a round goes",
         f"A round of {subject.tree.label()} gives {subject.tau:.2f} tokens and takes about "
-        f"{total:.3g} ms by the cost model ({shares}); a plain token takes {plain_ms:.3g} ms.",
+        f"{total:.3g} ms by the cost model ({shares}); a plain token takes {plain:.3g} ms.",
         f"Bar of a round by part, {total:.3g} ms, above the bar of as many plain tokens.",
         draw(paint, height=2.3),
     )

@@ -5,7 +5,7 @@ from rich.table import Table
 
 from profiles import Measurements, Profile
 
-from .findings import Subject, acceptance_rates, round_parts, trials
+from .findings import Subject, acceptance_rates, plain_ms, round_parts, trials
 
 N_RANKS = 4
 MOST_DEPTHS = 10
@@ -14,17 +14,17 @@ MOST_DEPTHS = 10
 def round_table(profile: Profile, subject: Subject | None) -> Table | None:
     """Return where the time of a round goes."""
     parts = round_parts(profile, subject) if subject else []
-    if subject is None or not parts or profile.cost_model is None:
+    plain = plain_ms(profile)
+    if subject is None or not parts or plain is None:
         return None
-    plain_ms = profile.cost_model.reference_ms
     total = sum(ms for _, ms in parts)
     table = _table(f"A round of {subject.tree.label()}, by the cost model")
     table.add_column("part")
     for column in ("ms", "share", "plain tokens"):
         table.add_column(column, justify="right")
     for name, ms in (*parts, ("the round", total)):
-        table.add_row(name, f"{ms:.2f}", f"{100 * ms / total:.0f} %", f"{ms / plain_ms:.2f}")
-    table.add_row("a plain token", f"{plain_ms:.2f}", "", "1.00")
+        table.add_row(name, f"{ms:.2f}", f"{100 * ms / total:.0f} %", f"{ms / plain:.2f}")
+    table.add_row("a plain token", f"{plain:.2f}", "", "1.00")
     return table
 
 

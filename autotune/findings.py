@@ -111,9 +111,9 @@ def certainty(profile: Profile) -> str:
     speedup = profile.evidence.speedup
     return (
         f"On {speedup.prompts} prompts that the search never saw, plain decoding took "
-        f"{speedup.ratio:.2f} times as long. The typical prompt gains at least "
-        f"{speedup.low:.2f}x with {100 * speedup.confidence:.3g} % confidence; the slowest single "
-        f"prompt ran at {speedup.worst_prompt:.2f}x."
+        f"{speedup.ratio:.2f} times as long, and at least {speedup.low:.2f} times with "
+        f"{100 * speedup.confidence:.3g} % confidence. The slowest single prompt ran at "
+        f"{speedup.worst_prompt:.2f}x."
     )
 
 
@@ -143,6 +143,18 @@ def judged_evidence(profile: Profile) -> Evidence | None:
     return next((evidence for evidence in judged if evidence is not None), None)
 
 
+def usual_context(profile: Profile) -> float:
+    """Return the tokens in the cache halfway through a mean prompt's answer."""
+    return profile.domain.mean_prompt_tokens + profile.domain.max_new_tokens / 2
+
+
+def plain_ms(profile: Profile) -> float | None:
+    """Return the modelled time of a plain token behind the usual context, ms."""
+    if profile.cost_model is None:
+        return None
+    return 1e3 * Prices(profile.cost_model).plain_s(usual_context(profile))
+
+
 def round_parts(profile: Profile, subject: Subject) -> list[tuple[str, float]]:
     """Return the modelled time of an average round of the subject by part, ms.
 
@@ -151,7 +163,8 @@ def round_parts(profile: Profile, subject: Subject) -> list[tuple[str, float]]:
     if profile.cost_model is None or subject.tau is None:
         return []
     prices = Prices(profile.cost_model)
-    price = prices.round(subject.tree, subject.tau, subject.tree.nodes, prices.usual_context)
+    tree, context = subject.tree, usual_context(profile)
+    price = prices.round(tree, subject.tau, tree.nodes, context)
     parts = {
         "draft: extend": price.extend,
         "draft: levels": price.levels,

@@ -38,7 +38,7 @@ def test_the_page_says_first_what_to_do_then_how_sure_and_how(full_page: str) ->
     order = [
         "Speculate: 1.79x plain decoding",
         "plain decoding took 1.79 times as long",
-        "at least 1.70x with 95 % confidence",
+        "at least 1.70 times with 95 % confidence",
         "spectune run toy.yaml --prompt TEXT",
         "What the figure stands on",
     ]
