@@ -65,8 +65,16 @@ def _add_tune(subparsers: Subparsers) -> None:
     command.add_argument(
         "--draft",
         action="append",
-        help="`lookup` (the default), `demo`, or the folder or hub id of an EAGLE-3 head or a "
-        "small model; may be given several times, the best one is taken",
+        help="`lookup` (the default), `suffix`, `demo`, the folder or hub id of an EAGLE-3 head "
+        "or small model, or `hybrid` beside one of these; may be given several times, the best "
+        "one is taken",
+    )
+    command.add_argument(
+        "--history",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens of earlier answers that suffix and hybrid drafts look in (default: 0)",
     )
     command.add_argument("--prompts", required=True, type=Path, help="the domain sample")
     command.add_argument("--domain", help="its name (default: the file's name)")

@@ -40,6 +40,7 @@ def tune(arguments: argparse.Namespace) -> None:
         arguments.dtype,
         arguments.device,
         arguments.trust_remote_code,
+        arguments.history,
     )
     settings, progress = _settings(arguments), OnTerminal()
     if arguments.dry_run:

@@ -152,14 +152,14 @@ class CostModel:
     ) -> Times:
         """Return the relative time of each replayed round of a text.
 
-        The draft's prefill is part of its first round.
+        The draft's prefill is part of the first round in which it runs.
         """
         cost = self.drafts[draft]
         context = n_prompt + np.cumsum(rounds.n_emitted) - rounds.n_emitted
-        # The extend pass runs over what the round before emitted.
-        n_extend = np.concatenate((rounds.n_emitted[:1], rounds.n_emitted[:-1]))
-        speculative = cost.round(tree, n_extend) + self.verify(rounds.n_nodes, context)
-        first = np.flatnonzero(rounds.depths > 0)[:1]
+        n_extend = rounds.n_extend
+        speculative = cost.round(tree, n_extend, rounds.model_free)
+        speculative = speculative + self.verify(rounds.n_nodes, context)
+        first = np.flatnonzero(rounds.extends)[:1]
         speculative[first] += cost.prefill(context[first]) - cost.extend(n_extend[first])
         return np.where(rounds.depths > 0, speculative, self.plain(context))
 
@@ -218,6 +218,7 @@ class CostModel:
             CostTable(name="level", x=sizes, relative=cost.level(np.array(sizes)).tolist()),
             CostTable(name="grow", x=[1.0], relative=[cost.grow]),
             CostTable(name="commit", x=[1.0], relative=[cost.commit]),
+            CostTable(name="match", x=[1.0], relative=[cost.match]),
         ]
         if prompts:
             ends = sorted({prompts[0], prompts[-1]})

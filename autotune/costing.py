@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 from engine.contexts import N_NODES, measure_contexts
+from engine.draft import Draft
+from engine.hybrid import HybridDraft
 from engine.rounds import VERIFY_PROBES, ProbeDraft, measure_rounds
 from engine.trace import Trace
 from profiles import TreeConfig
@@ -24,6 +26,7 @@ def measure_costs(job: Job, traces: Sequence[Trace], progress: Silent) -> CostMo
     ]
     trees = {name: draft_probes(space) for name, space in job.spaces.items()}
     n_trees = len(probes) + sum(len(t) for t in trees.values())
+    drafts = job.drafts.items()
     with progress.step("Timing rounds", 2 * settings.n_probe_rounds * n_trees) as tick:
         times = {
             name: measure_rounds(
@@ -38,13 +41,18 @@ def measure_costs(job: Job, traces: Sequence[Trace], progress: Silent) -> CostMo
             )
             for name, draft, chosen in (
                 ("", ProbeDraft(), probes),
-                *((name, loaded.draft, trees[name]) for name, loaded in job.drafts.items()),
+                *((name, _to_time(loaded.draft), trees[name]) for name, loaded in drafts),
             )
         }
     contexts = measure_contexts(
         job.loaded.target, contexts_of(job, traces), settings.n_probe_rounds, settings.seed
     )
     return CostModel(times.pop(""), times, contexts)
+
+
+def _to_time(draft: Draft) -> Draft:
+    """Return the draft whose rounds show every part of its price."""
+    return draft.never_matching() if isinstance(draft, HybridDraft) else draft
 
 
 def verify_probes(max_nodes: int) -> list[int]:

@@ -69,6 +69,7 @@ class DraftCost:
         grow: Growing any tree.
         level: Each level after the first, against its width.
         commit: Keeping the accepted path.
+        match: A hybrid's look for a model-free tree, in every round.
     """
 
     prefill: Line
@@ -76,11 +77,20 @@ class DraftCost:
     grow: float
     level: Line
     commit: float
+    match: float = 0.0
 
-    def round(self, tree: TreeConfig, n_extend: Sizes) -> Times:
-        """Return the draft's and the commit's share of rounds with the given extend lengths."""
+    def round(
+        self, tree: TreeConfig, n_extend: Sizes, model_free: NDArray[np.bool_] | None = None
+    ) -> Times:
+        """Return the draft's and the commit's share of rounds with the given extend lengths.
+
+        A hybrid's model-free rounds have neither extend pass nor levels.
+        """
         levels = self.grow + (tree.depth - 1) * float(self.level(tree.width))
-        return np.asarray(self.extend(n_extend) + levels + self.commit)
+        drafting = self.extend(n_extend) + levels
+        if model_free is not None:
+            drafting = np.where(model_free, 0.0, drafting)
+        return np.asarray(self.match + drafting + self.commit)
 
 
 def fit_draft(times: "Sequence[RoundTime]") -> DraftCost:
@@ -100,6 +110,7 @@ def fit_draft(times: "Sequence[RoundTime]") -> DraftCost:
         grow=grow,
         level=level,
         commit=median(time.commit_s for time in rounds),
+        match=median(time.match_s for time in rounds),
     )
 
 
@@ -141,6 +152,7 @@ def relative(time: "RoundTime", unit: float = 1.0) -> "RoundTime":
         levels_s=factor * time.levels_s,
         verify_s=factor * time.verify_s,
         commit_s=factor * time.commit_s,
+        match_s=factor * time.match_s,
         total_s=factor * time.total_s,
         reference_s=unit,
     )

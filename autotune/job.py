@@ -9,7 +9,8 @@ from pathlib import Path
 
 from engine.fingerprint import describe_device
 from engine.forced import reference_times
-from engine.pair import LoadedDraft, LoadedTarget, load_draft, load_target
+from engine.loaded_draft import LoadedDraft, hybrid_of
+from engine.pair import LoadedTarget, load_draft, load_target
 from profiles import Device, Noise
 from profiles.errors import UsageError
 
@@ -29,10 +30,12 @@ class Models:
 
     Attributes:
         target: `demo`, a folder, a hub id or a GGUF file.
-        drafts: `lookup`, `demo`, and folders or hub ids of heads and small models.
+        drafts: `lookup`, `suffix`, `demo`, folders or hub ids of heads and small models, and
+            `hybrid` for the hybrid of each of the latter, or `hybrid:` and one name.
         dtype: Of the target; `auto` is the fastest the device computes in.
         device: `auto`, `cpu`, `cuda`, ...
         trust_remote_code: Let the target's checkpoint run its own Python code.
+        history: Tokens of earlier answers that suffix and hybrid drafts look in.
     """
 
     target: str
@@ -40,6 +43,7 @@ class Models:
     dtype: str = "auto"
     device: str = "auto"
     trust_remote_code: bool = False
+    history: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,8 +113,7 @@ def prepare(
         trust_remote_code=models.trust_remote_code,
         progress=progress.say,
     )
-    names = dict.fromkeys(models.drafts)
-    drafts = {name: load_draft(name, loaded, progress.say) for name in names}
+    drafts = load_drafts(models, loaded, progress)
     longest = (loaded.target.max_positions or 2**31) - settings.max_new_tokens
     if longest < 1:
         raise UsageError(
@@ -144,9 +147,34 @@ def prepare(
     )
 
 
+def load_drafts(models: Models, loaded: LoadedTarget, progress: Silent) -> dict[str, LoadedDraft]:
+    """Load the drafts of a job by name; weights that a hybrid shares are loaded once.
+
+    Raises:
+        UsageError: A hybrid is asked for and there is nothing to make it of.
+        SpectuneError: A draft cannot be loaded, or it does not fit the target.
+    """
+    names = dict.fromkeys(models.drafts)
+    drafts = {name: load_draft(name, loaded, progress.say) for name in names if name != "hybrid"}
+    if "hybrid" in names:
+        heads = {name: draft for name, draft in drafts.items() if draft.is_head}
+        if not heads:
+            raise UsageError(
+                "a hybrid must be made of a head or a small model, but none was given; add "
+                "--draft demo or another, or write hybrid: and its name"
+            )
+        drafts |= {f"hybrid:{name}": hybrid_of(head) for name, head in heads.items()}
+    if not models.history:
+        return drafts
+    return {
+        name: draft.variant(history=models.history) if "history" in draft.knobs else draft
+        for name, draft in drafts.items()
+    }
+
+
 def space_of(loaded: LoadedDraft, settings: Settings) -> SearchSpace:
     """Return the search space of a draft."""
-    if loaded.ref.kind == "lookup":
+    if loaded.ref.kind in ("lookup", "suffix"):
         return SearchSpace(settings.max_lookup_depth, 4, 4, settings.max_nodes)
     top_k = min(10, loaded.draft.max_top_k)
     return SearchSpace(settings.max_depth, top_k, top_k, settings.max_nodes)

@@ -50,7 +50,7 @@ def plan_of(job: Job) -> Plan:
     answer_s = settings.max_new_tokens * job.plain_token_s
     n_probes = len(VERIFY_PROBES) + sum(len(draft_probes(s)) for s in job.spaces.values())
     n_tune = len(job.sample.tune)
-    n_heads = sum(draft.ref.kind == "eagle3" for draft in job.drafts.values())
+    n_heads = sum(draft.head.ref.kind == "eagle3" for draft in job.drafts.values())
     n_race = min(settings.n_race, n_tune)
     return Plan(
         {

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from engine.eagle3_draft import Eagle3Draft
-from engine.pair import LoadedDraft
+from engine.loaded_draft import LoadedDraft
 from engine.probing import first_choices_right
 from engine.target import Target
 from engine.trace import Trace
@@ -61,17 +61,24 @@ def probe_drafts(
         SpectuneError: A head agrees with the target under no reading.
     """
     heads = {
-        name: draft for name, draft in job.drafts.items() if isinstance(draft.draft, Eagle3Draft)
+        name: draft.head
+        for name, draft in job.drafts.items()
+        if isinstance(draft.head.draft, Eagle3Draft)
     }
     if not heads:
         return job, {}
     drafts, tables = dict(job.drafts), {}
     ground = _Ground(job.loaded.target, traces, choose_roots(traces), progress)
-    for name, loaded in heads.items():
-        drafts[name], tables[name] = _probe(loaded, ground)
-        _check_agreement(name, tables[name], ground)
-        for message in _corrections(name, tables[name]):
-            progress.say(message)
+    settled: dict[int, _Probed] = {}  # a hybrid shares its head with the head itself
+    for name, head in heads.items():
+        key = id(head.draft)
+        if key not in settled:
+            settled[key] = _probe(head, ground)
+            _check_agreement(name, settled[key][1], ground)
+            for message in _corrections(name, settled[key][1]):
+                progress.say(message)
+        probed, tables[name] = settled[key]
+        drafts[name] = job.drafts[name].with_head(probed)
     return replace(job, drafts=drafts), tables
 
 
@@ -138,7 +145,10 @@ def _target_base(config: Any) -> float | None:
     return rope.get("full_attention", rope).get("rope_theta")  # type: ignore[no-any-return]
 
 
-def _probe(loaded: LoadedDraft, ground: _Ground) -> tuple[LoadedDraft, tuple[ProbedValue, ...]]:
+_Probed = tuple[LoadedDraft, tuple[ProbedValue, ...]]
+
+
+def _probe(loaded: LoadedDraft, ground: _Ground) -> _Probed:
     """Settle the layers under the loaded base, then the base with these layers."""
     draft = loaded.draft
     assert isinstance(draft, Eagle3Draft)  # noqa: S101 - the caller has looked

@@ -132,10 +132,20 @@ def run_interleaved(
         tick()
         return done
 
+    served: set[int] = set()
+
     def measure(prompt: int) -> Block:
-        return measure_block(
-            len(decoders) - 1, lambda rung: run(conversations[prompt], decoders[rung + 1])
+        conversation = conversations[prompt]
+        if prompt in served:  # measured anew: no draft may find the answer it is to guess
+            for decoder in decoders:
+                decoder.forget()
+        block = measure_block(
+            len(decoders) - 1, lambda rung: run(conversation, decoders[rung + 1])
         )
+        for decoder in decoders:
+            decoder.remember(conversation)
+        served.add(prompt)
+        return block
 
     target = decoders[0].loaded.target
     return measure_steadily(len(conversations), measure, lambda: pace_of(target, pass_s), pass_s)

@@ -67,4 +67,5 @@ class Race:
                 }
             except torch.OutOfMemoryError as error:
                 raise MemoryError(str(error)) from error
+            decoder.remember(conversation)
             yield seconds[self._plain] / seconds[decoder]

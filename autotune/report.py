@@ -148,11 +148,18 @@ def plain_label(profile: Profile) -> str:
 def draft_label(profile: Profile) -> str:
     """Return the draft in words."""
     draft = profile.draft
-    if draft.kind == "lookup":
-        return f"lookup (matches of {draft.min_match} to {draft.max_match} tokens)"
+    matches = f"matches of {draft.min_match} to {draft.max_match} tokens"
+    if draft.history:
+        matches += f", also in {draft.history} tokens of earlier answers"
+    if draft.kind in ("lookup", "suffix"):
+        return f"{draft.kind} ({matches})"
     if draft.parameters is None:
         return draft.kind
-    return f"{draft.id} ({draft.kind}, {draft.parameters / 1e6:.1f}M parameters)"
+    label = f"{draft.id} ({draft.kind}, {draft.parameters / 1e6:.1f}M parameters)"
+    if draft.kind != "hybrid":
+        return label
+    free = f"{matches} promise at least {draft.match_tau:g} tokens"
+    return f"{label}; up to {draft.match_nodes} nodes without it where {free}"
 
 
 def probe_label(profile: Profile) -> str | None:

@@ -38,7 +38,9 @@ from profiles import PLAIN, TreeConfig  # noqa: E402
 DOMAINS = ROOT / "examples" / "domains"
 TREES = {
     "lookup": TreeConfig(depth=5, width=2, top_k=3, nodes=10),
+    "suffix": TreeConfig(depth=16, width=2, top_k=2, nodes=16),
     "demo": TreeConfig(depth=4, width=3, top_k=3, nodes=12),
+    "hybrid:demo": TreeConfig(depth=4, width=3, top_k=3, nodes=12),
 }
 
 
@@ -113,8 +115,8 @@ def decode_ids(
 def run_demo(dtype: str, size: Size) -> DemoResult:
     """Decode the demo prompts plainly and with each draft of the demo target."""
     loaded = load_target("demo", dtype=dtype, device="cpu")
-    names = ["lookup"] + (["demo"] if demo_head_path().is_dir() else [])
-    drafts = {name: load_draft(name, loaded).draft for name in names}
+    heads = ["demo", "hybrid:demo"] if demo_head_path().is_dir() else []
+    drafts = {name: load_draft(name, loaded).draft for name in ["lookup", "suffix", *heads]}
     result = DemoResult()
     for prompt in demo_prompts(size.n_prompts_per_domain):
         ids = encode_prompt(prompt, loaded.tokenizer)

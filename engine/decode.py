@@ -144,6 +144,11 @@ class Request:
         return self._budget - self.n_new
 
     @property
+    def is_forced(self) -> bool:
+        """Whether its text was given beforehand."""
+        return self._forced is not None
+
+    @property
     def generated(self) -> list[int]:
         """The tokens generated so far."""
         return self.tokens[self.n_prompt :]

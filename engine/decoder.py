@@ -26,13 +26,14 @@ from profiles.prices import Prices
 
 from .adaptive import Shaper
 from .decode import DecodeStats, Request, decode
-from .draft import Draft
+from .draft import Draft, fresh, remember
 from .fingerprint import describe_device
 from .guard import Guard, GuardStats
 from .pair import LoadedTarget, draft_of, load_target
 from .sampling import LogitsProcessor, Sampler, request_seed
 from .stopping import StoppingCriterion, StopRules
 from .text import TextStream, encode_prompt
+from .trace import Trace
 
 Prompt = str | Sequence[dict[str, str]] | Sequence[int]
 """A user's text, a list of chat messages, or token ids taken as they are."""
@@ -95,7 +96,7 @@ class SpeculativeDecoder:
         elif not tree.is_plain:
             raise UsageError(f"the tree {tree.label()} needs a draft, but there is none; pass one")
         self.loaded = loaded
-        self.draft = draft
+        self.draft = None if draft is None else fresh(draft)
         self.tree = tree
         self.sampling = sampling
 
@@ -185,9 +186,25 @@ class SpeculativeDecoder:
     def run(self, request: Request) -> Iterator[list[int]]:
         """Decode a request, yielding token ids as they come."""
         if self._guard is None:
-            return decode(request, lambda _: self.tree)
-        guard = self._guard.request()
-        return decode(request, guard.tree, guard.settle)
+            yield from decode(request, lambda _: self.tree)
+        else:
+            guard = self._guard.request()
+            yield from decode(request, guard.tree, guard.settle)
+        if not request.is_forced and self.draft is not None:
+            remember(self.draft, request.generated)
+
+    def remember(self, conversation: Sequence[Trace]) -> None:
+        """Let the draft look back at answers as if they had been decoded here.
+
+        Forced text is not remembered of itself: it is decoded again and again, and a draft that
+        has seen it before is right for a reason that serving does not know.
+        """
+        for trace in conversation if self.draft is not None else ():
+            remember(self.draft, trace.generated)
+
+    def forget(self) -> None:
+        """Let the draft forget all earlier answers."""
+        self.draft = None if self.draft is None else fresh(self.draft)
 
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
         """Generate the answer to one prompt.

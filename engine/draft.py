@@ -1,6 +1,6 @@
 """What every draft offers the decoder: one interface, whatever proposes the tokens."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -43,7 +43,7 @@ class Draft(Protocol):
 
     @property
     def kind(self) -> str:
-        """eagle3, model or lookup."""
+        """eagle3, model, lookup, suffix or hybrid."""
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -75,3 +75,29 @@ class Draft(Protocol):
             roots: Positions in `tokens`, ascending; the pool of a root sees nothing after it.
             tree: Depth, width and top-k of the pools; the node budget is not applied.
         """
+
+
+@runtime_checkable
+class HistoryDraft(Draft, Protocol):
+    """A draft that can look back at earlier answers.
+
+    What it remembers belongs to one decoder. It changes between requests only, so that within
+    one the trees depend on the prefix alone.
+    """
+
+    def fresh(self) -> "HistoryDraft":
+        """Return this draft, weights shared, without a memory of earlier answers."""
+
+    def remember(self, answer: list[int]) -> None:
+        """Take note of the tokens of a finished answer."""
+
+
+def fresh(draft: Draft) -> Draft:
+    """Return a draft whose memory of earlier answers, if it has any, is empty and its own."""
+    return draft.fresh() if isinstance(draft, HistoryDraft) else draft
+
+
+def remember(draft: Draft | None, answer: list[int]) -> None:
+    """Tell a draft of a finished answer; most have no use for it."""
+    if isinstance(draft, HistoryDraft):
+        draft.remember(answer)

@@ -10,20 +10,20 @@ from profiles.errors import SpectuneError, UsageError
 
 from .decodable import contents, is_model
 from .demo import demo_head_path
-from .draft import Draft
 from .eagle3_checkpoint import is_eagle3, load_eagle3
 from .eagle3_config import TargetFacts
 from .eagle3_draft import Eagle3Draft
 from .fingerprint import weights_sha256
 from .hub import download_snapshot, is_hub_id
+from .loaded_draft import KNOBS, hybrid_of, knobs_of, model_free
+from .loaded_draft import LoadedDraft as LoadedDraft
 from .loading import load_model
-from .lookup import LookupDraft
 from .model_draft import ModelDraft
 from .target import Target, check_tree_decoding
 from .vocabulary import check_same_vocabulary
 
-MIN_MATCH, MAX_MATCH = 1, 5
-"""Match lengths of `--draft lookup`, in tokens."""
+HYBRID = "hybrid:"
+"""Before the name of a head or small model: the hybrid of it and the suffix draft."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,6 @@ class LoadedTarget:
     tokenizer: Any
     ref: TargetRef
     eos_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class LoadedDraft:
-    """A draft and how a profile names it."""
-
-    draft: Draft
-    ref: DraftRef
 
 
 Progress = Callable[[str], None]
@@ -93,8 +85,8 @@ def load_draft(name: str, loaded: LoadedTarget, progress: Progress | None = None
     """Load a draft.
 
     Args:
-        name: `lookup`, `demo`, the folder or hub id of an EAGLE-3 head or a small model, or a
-            GGUF file.
+        name: `lookup`, `suffix`, `demo`, the folder or hub id of an EAGLE-3 head or a small
+            model, a GGUF file, or one of the latter after `hybrid:`.
         loaded: The target it will draft for.
         progress: Told what is being done.
 
@@ -102,9 +94,10 @@ def load_draft(name: str, loaded: LoadedTarget, progress: Progress | None = None
         UsageError: There is nothing of that name.
         SpectuneError: It cannot be loaded, or it does not fit the target.
     """
-    if name == "lookup":
-        ref = DraftRef(kind="lookup", min_match=MIN_MATCH, max_match=MAX_MATCH)
-        return LoadedDraft(_lookup(ref), ref)
+    if name in ("lookup", "suffix"):
+        return model_free(DraftRef.model_validate({"kind": name} | KNOBS[name]))
+    if name.startswith(HYBRID):
+        return hybrid_of(load_draft(name.removeprefix(HYBRID), loaded, progress))
     if name == "demo":
         return _load_head(demo_head_path(), name, loaded)
     path = Path(name).expanduser().absolute()
@@ -117,17 +110,19 @@ def load_draft(name: str, loaded: LoadedTarget, progress: Progress | None = None
             progress(f"fetching {name} from the hub")
         return _load_folder(download_snapshot(name), name, loaded, progress)
     raise UsageError(
-        "a draft must be `lookup`, `demo`, the folder or hub id (org/name) of an EAGLE-3 head or "
-        f"a small model, or a .gguf file, but there is no {name}; check the path"
+        "a draft must be `lookup`, `suffix`, `demo`, the folder or hub id (org/name) of an "
+        "EAGLE-3 head or a small model, a .gguf file, or `hybrid:` before one of these, but "
+        f"there is no {name}; check the path"
     )
 
 
 def draft_of(ref: DraftRef, loaded: LoadedTarget) -> LoadedDraft:
     """Load the draft that a speculating profile names."""
-    if ref.kind == "lookup":
-        return LoadedDraft(_lookup(ref), ref)
+    if not ref.has_weights:
+        return model_free(ref)
     assert ref.id is not None  # noqa: S101 - the schema asks for it
-    return _as_probed(load_draft(ref.id, loaded), ref, loaded.target.n_layers)
+    found = _as_probed(load_draft(ref.id, loaded), ref, loaded.target.n_layers)
+    return hybrid_of(found, **knobs_of(ref)) if ref.kind == "hybrid" else found
 
 
 def _as_probed(found: LoadedDraft, ref: DraftRef, n_layers: int) -> LoadedDraft:
@@ -144,11 +139,6 @@ def _as_probed(found: LoadedDraft, ref: DraftRef, n_layers: int) -> LoadedDraft:
     variant = draft.variant(feature_layers=layers, rope_theta=ref.rope_theta)
     conventions = {"feature_layers": layers, "rope_theta": ref.rope_theta}
     return LoadedDraft(variant, found.ref.model_copy(update=conventions))
-
-
-def _lookup(ref: DraftRef) -> LookupDraft:
-    assert ref.min_match is not None and ref.max_match is not None  # noqa: S101
-    return LookupDraft(ref.min_match, ref.max_match)
 
 
 def _load_folder(

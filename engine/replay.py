@@ -5,7 +5,7 @@ by the prefix, and so is how far the recorded continuation stays inside it. The 
 run, once per (width, top-k): every depth and node budget is then a cut of the same pools.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from profiles import TreeConfig
 
-from .draft import Draft
+from .draft import Draft, fresh, remember
 from .target import Target
 from .trace import Trace, text_features
 from .tree import Pool
@@ -30,16 +30,38 @@ class ReplayedRounds:
         depths: Depth the round's tree was limited to (0 for a plain round).
         n_nodes: Draft nodes verified.
         n_emitted: Tokens emitted, the bonus token included.
+        model_free: Whether a hybrid's round was model-free; None for other drafts.
     """
 
     depths: NDArray[np.int64]
     n_nodes: NDArray[np.int64]
     n_emitted: NDArray[np.int64]
+    model_free: NDArray[np.bool_] | None = None
 
     @property
     def tau(self) -> float:
         """Tokens per round."""
         return float(self.n_emitted.mean()) if len(self.n_emitted) else 1.0
+
+    @property
+    def extends(self) -> NDArray[np.bool_]:
+        """Whether the draft ran its extend pass: not in plain and in model-free rounds."""
+        ran: NDArray[np.bool_] = self.depths > 0
+        return ran if self.model_free is None else ran & ~self.model_free
+
+    @property
+    def n_extend(self) -> NDArray[np.int64]:
+        """Tokens that the draft's extend pass ran over: what was emitted since its last round.
+
+        Zero where the draft did not run. In its first round the prefill is not counted.
+        """
+        rounds = np.flatnonzero(self.extends)
+        n_extend = np.zeros_like(self.n_emitted)
+        if len(rounds):
+            n_before = (np.cumsum(self.n_emitted) - self.n_emitted)[rounds]
+            n_extend[rounds[0]] = n_before[0] or self.n_emitted[rounds[0]]
+            n_extend[rounds[1:]] = np.diff(n_before)
+        return n_extend
 
 
 class Replay:
@@ -65,7 +87,7 @@ class Replay:
         """Return the rounds of every trace under a tree of at most `max_depth` levels."""
         key = (tree.width, tree.top_k)
         if not tree.is_plain and key not in self._ranks:
-            self._ranks[key] = [self._grow(trace, *key) for trace in self._traces]
+            self._ranks[key] = list(self._grow_all(*key))
         return [
             _replay(trace, None if tree.is_plain else self._ranks[key][i], tree)
             for i, trace in enumerate(self._traces)
@@ -84,19 +106,26 @@ class Replay:
         by_rank = [[int((column == k).sum()) for k in range(top_k)] for column in siblings.T]
         return [int(n) for n in tried], by_rank
 
-    def _grow(self, trace: Trace, width: int, top_k: int) -> "_Ranks":
+    def _grow_all(self, width: int, top_k: int) -> Iterator["_Ranks"]:
+        """Grow the pools of all texts, each with the answers before it as history."""
+        draft = fresh(self._draft)
+        for trace in self._traces:
+            yield self._grow(draft, trace, width, top_k)
+            remember(draft, trace.generated)
+
+    def _grow(self, draft: Draft, trace: Trace, width: int, top_k: int) -> "_Ranks":
         first = len(trace.prompt)
         last = len(trace.tokens) - 1
         roots = list(range(first, last))
-        if (reach := self._draft.max_positions) is not None:
+        if (reach := draft.max_positions) is not None:
             # A pool is grown to the full depth or not at all: near the end of the draft's reach
             # replay takes rounds for plain that serving would still draft for.
             roots = [root for root in roots if root + 1 + self._max_depth <= reach]
         tree = TreeConfig(depth=self._max_depth, width=width, top_k=top_k, nodes=self._max_depth)
         pools: list[Pool] = []
         if roots:
-            features = text_features(self._target, trace.tokens, self._draft.feature_layers)
-            pools = self._draft.pools(trace.tokens, features, roots, tree)
+            features = text_features(self._target, trace.tokens, draft.feature_layers)
+            pools = draft.pools(trace.tokens, features, roots, tree)
         continuations = [trace.tokens[root + 1 :] for root in roots]
         out_of_reach = [Pool([], [], [], [0] * self._max_depth)] * (last - first - len(roots))
         continuations += [[]] * len(out_of_reach)
@@ -112,19 +141,27 @@ class _Ranks:
             that come before the continuation's node at depth+1; ABSENT if it has none.
         sizes: [roots, cut]: candidates in the pool cut after level cut+1.
         siblings: [roots, depth]: the continuation's place among the children of its parent, from
-            0; WRONG if it is none of them, UNTRIED if the parent has no children.
+            from 0; WRONG if it is none of them, UNTRIED if the parent has no children.
+        accepted: [roots]: where a model-free round is taken, how far the continuation stays
+            inside its tree, whatever the cut; -1 elsewhere.
     """
 
     ranks: NDArray[np.int32]
     sizes: NDArray[np.int32]
     siblings: NDArray[np.int32]
+    accepted: NDArray[np.int32]
 
     @classmethod
     def of(cls, pools: list[Pool], continuations: list[list[int]], max_depth: int) -> "_Ranks":
         ranks = np.full((len(pools), max_depth, max_depth), ABSENT, dtype=np.int32)
         sizes = np.zeros((len(pools), max_depth), dtype=np.int32)
         siblings = np.full((len(pools), max_depth), UNTRIED, dtype=np.int32)
+        accepted = np.full(len(pools), -1, dtype=np.int32)
         for i, (pool, continuation) in enumerate(zip(pools, continuations, strict=True)):
+            if pool.is_whole:
+                sizes[i] = len(pool.tokens)
+                accepted[i] = _n_inside(pool, continuation)
+                continue
             sizes[i] = pool.level_ends
             scores = np.array(pool.scores)
             places = {
@@ -148,22 +185,43 @@ class _Ranks:
                 n_before = np.concatenate(([0], np.cumsum(before)))
                 ends = np.array(pool.level_ends[depth:])
                 ranks[i, depth:, depth] = n_before[ends]
-        return cls(ranks, sizes, siblings)
+        return cls(ranks, sizes, siblings, accepted)
+
+
+def _n_inside(pool: Pool, continuation: list[int]) -> int:
+    """Return how many tokens of a continuation lie on a path of the tree."""
+    children, node = pool.tree().children, 0
+    for n, token in enumerate(continuation):
+        found = children.get((node, token))
+        if found is None:
+            return n
+        node = found
+    return len(continuation)
 
 
 def _replay(trace: Trace, ranks: _Ranks | None, tree: TreeConfig) -> ReplayedRounds:
     """Walk over a trace as `Request.step` would, round by round."""
-    depths, n_nodes, n_emitted = [], [], []
+    depths, n_nodes, n_emitted, model_free = [], [], [], []
     n_new, budget = 1, len(trace.generated)
     while n_new < budget:
         limited = tree.limited(budget - n_new - 1)
-        accepted = nodes = 0
+        accepted, nodes, is_free = 0, 0, False
         if ranks is not None and not limited.is_plain:
             root, cut = n_new - 1, limited.depth - 1
-            nodes = min(limited.nodes, int(ranks.sizes[root, cut]))
-            accepted = int((ranks.ranks[root, cut, : limited.depth] < limited.nodes).sum())
+            is_free = bool(ranks.accepted[root] >= 0)
+            if is_free:
+                accepted, nodes = int(ranks.accepted[root]), int(ranks.sizes[root, 0])
+            else:
+                accepted = int((ranks.ranks[root, cut, : limited.depth] < limited.nodes).sum())
+                nodes = min(limited.nodes, int(ranks.sizes[root, cut]))
         depths.append(limited.depth)
         n_nodes.append(nodes)
         n_emitted.append(accepted + 1)
+        model_free.append(is_free)
         n_new += accepted + 1
-    return ReplayedRounds(*(np.array(column) for column in (depths, n_nodes, n_emitted)))
+    return ReplayedRounds(
+        np.array(depths, dtype=np.int64),
+        np.array(n_nodes, dtype=np.int64),
+        np.array(n_emitted, dtype=np.int64),
+        np.array(model_free, dtype=np.bool_),
+    )

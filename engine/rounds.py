@@ -48,6 +48,7 @@ class RoundTime:
         total_s: Seconds of the whole round.
         reference_s: Seconds of a plain round at the same time.
         is_first: Whether the extend pass was the draft's prefill, over the whole prompt.
+        match_s: Seconds in which a hybrid looked for a model-free tree.
     """
 
     tree: TreeConfig
@@ -61,6 +62,7 @@ class RoundTime:
     total_s: float
     reference_s: float = float("nan")
     is_first: bool = False
+    match_s: float = 0.0
 
 
 class ProbeDraft:
@@ -181,6 +183,7 @@ def _timed_step(request: Request, tree: TreeConfig, n_extend: int) -> tuple[Roun
         verify_s=seconds["verify"],
         commit_s=seconds["commit"],
         total_s=sum(seconds.values()),
+        match_s=seconds["match"],
     )
     return timed, len(emitted)
 

@@ -74,12 +74,15 @@ class Pool:
         parents: Index of each candidate's parent in the pool, -1 for the root.
         scores: Cumulative log-probability of each candidate's path; never above its parent's.
         level_ends: Number of candidates in levels 1..d, for d = 1..depth.
+        is_whole: Whether this is the tree of a round as it stands, not to be cut to another
+            depth or node budget; the levels are then those it was grown to.
     """
 
     tokens: list[int]
     parents: list[int]
     scores: list[float]
     level_ends: list[int]
+    is_whole: bool = False
 
     @cached_property
     def order(self) -> list[int]:
@@ -94,18 +97,29 @@ class Pool:
         return Pool(self.tokens[:n], self.parents[:n], self.scores[:n], self.level_ends[:depth])
 
     def select(self, n_nodes: int) -> DraftTree:
+        """Return the tree of the `n_nodes` best candidates; see `whole`."""
+        return self.whole(n_nodes).tree()
+
+    def whole(self, n_nodes: int) -> "Pool":
         """Keep the `n_nodes` best candidates by cumulative score, ties by index.
 
         A child's score is at most its parent's and its index is higher, so what is kept is
         connected (EAGLE-2, arXiv 2406.16858, section 4.2, with ties made safe).
         """
         kept = sorted(self.order[:n_nodes])
-        node_of = {-1: 0} | {candidate: node for node, candidate in enumerate(kept, start=1)}
-        return DraftTree(
+        place = {-1: -1} | {candidate: i for i, candidate in enumerate(kept)}
+        return Pool(
             tokens=[self.tokens[i] for i in kept],
-            parents=[node_of[self.parents[i]] for i in kept],
-            n_levels=len(self.level_ends),
+            parents=[place[self.parents[i]] for i in kept],
+            scores=[self.scores[i] for i in kept],
+            level_ends=self.level_ends,
+            is_whole=True,
         )
+
+    def tree(self) -> DraftTree:
+        """Return all candidates as a tree."""
+        parents = [parent + 1 for parent in self.parents]
+        return DraftTree(self.tokens, parents, n_levels=len(self.level_ends))
 
 
 def best(scores: Sequence[float], n: int) -> list[int]:

@@ -9,13 +9,25 @@ from pydantic import AfterValidator, Field, model_validator
 
 from .strict import AtLeastOne, Count, Items, Number, Positive, StrictModel, Text, broken_rule
 
-DraftKind = Literal["eagle3", "model", "lookup", "none"]
+DraftKind = Literal["eagle3", "model", "lookup", "suffix", "hybrid", "none"]
 
 # Kept to the last digit: it is computed with.
 RopeTheta = Annotated[float, Field(gt=0)]
+Probability = Annotated[Number, Field(ge=0, lt=1)]
+MatchTau = Annotated[Number, Field(ge=1)]
 
-_OWNERS = {"min_match": "lookup", "max_match": "lookup"}
-_OWNERS |= {"feature_layers": "eagle3", "rope_theta": "eagle3"}
+# Which kinds have which knob; a kind with a knob that is REQUIRED must state it.
+_OWNERS: dict[str, tuple[DraftKind, ...]] = {
+    "min_match": ("lookup", "suffix", "hybrid"),
+    "max_match": ("lookup", "suffix", "hybrid"),
+    "min_probability": ("lookup", "suffix", "hybrid"),
+    "history": ("suffix", "hybrid"),
+    "match_nodes": ("hybrid",),
+    "match_tau": ("hybrid",),
+    "feature_layers": ("eagle3", "hybrid"),
+    "rope_theta": ("eagle3", "hybrid"),
+}
+_REQUIRED = ("min_match", "max_match", "match_nodes", "match_tau")
 
 
 def _hex64(value: str) -> str:
@@ -42,9 +54,14 @@ class TargetRef(StrictModel):
 
 
 class DraftRef(StrictModel):
-    """Whatever proposes tokens to the target."""
+    """Whatever proposes tokens to the target.
 
-    kind: DraftKind = Field(description="eagle3 head, causal model, model-free lookup, or none")
+    A hybrid is a head or a small model, named as such, with the knobs of its model-free rounds.
+    """
+
+    kind: DraftKind = Field(
+        description="eagle3 head, causal model, model-free lookup or suffix, hybrid, or none"
+    )
     id: Text | None = Field(
         default=None, description="folder, hub id or `demo`; drafts with weights only"
     )
@@ -58,6 +75,20 @@ class DraftRef(StrictModel):
     max_match: AtLeastOne | None = Field(
         default=None, description="longest suffix looked up, tokens"
     )
+    min_probability: Probability | None = Field(
+        default=None,
+        description="nodes on less likely paths are not proposed without a head; missing = all",
+    )
+    history: Count | None = Field(
+        default=None, description="tokens of earlier answers looked up as well; missing = none"
+    )
+    match_nodes: AtLeastOne | None = Field(
+        default=None, description="most draft nodes of a hybrid's model-free round"
+    )
+    match_tau: MatchTau | None = Field(
+        default=None,
+        description="tokens a model-free round must promise to be taken instead of the head's",
+    )
     feature_layers: Items[Count] | None = Field(
         default=None,
         description="target hidden states that feed the head, 0 = embeddings; missing = config's",
@@ -68,25 +99,22 @@ class DraftRef(StrictModel):
 
     @property
     def has_weights(self) -> bool:
-        """Whether this draft is a network, with an id and a hash of its own."""
-        return self.kind in ("eagle3", "model")
+        """Whether this draft is or holds a network, with an id and a hash of its own."""
+        return self.kind in ("eagle3", "model", "hybrid")
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> Self:
         if self.has_weights and self.id is None:
             rule = f"kind {self.kind} needs it; give the draft's folder or hub id"
             raise broken_rule(rule, at=("id",))
-        for name, owner in _OWNERS.items():
+        for name, owners in _OWNERS.items():
             value = getattr(self, name)
-            if value is not None and self.kind != owner:
-                rule = f"only kind {owner} has it; remove it or set kind to {owner}"
+            if value is not None and self.kind not in owners:
+                rule = f"only kind {' or '.join(owners)} has it; remove it or correct kind"
                 raise broken_rule(rule, at=(name,), value=value)
-        if self.kind != "lookup":
-            return self
-        if self.min_match is None or self.max_match is None:
-            name = "min_match" if self.min_match is None else "max_match"
-            raise broken_rule("kind lookup needs it; give a number of tokens", at=(name,))
-        if self.min_match > self.max_match:
+            if value is None and self.kind in owners and name in _REQUIRED:
+                raise broken_rule(f"kind {self.kind} needs it; give a number", at=(name,))
+        if self.min_match and self.max_match and self.min_match > self.max_match:
             rule = f"it must not exceed max_match, which is {self.max_match}; lower it"
             raise broken_rule(rule, at=("min_match",), value=self.min_match)
         return self

@@ -13,6 +13,11 @@ from .strict import show_value
 Rule = Literal["exact", "within 10 %", "noted"]
 Level = Literal["fatal", "noted"]
 
+DRAFT_KNOBS = (
+    *("min_match", "max_match", "min_probability", "history", "match_nodes", "match_tau"),
+)
+"""What only some kinds of drafts have."""
+
 # For each fact, how near the profile's value must be to the one observed now.
 FIELDS: dict[str, Rule] = {
     "device.kind": "exact",
@@ -24,6 +29,7 @@ FIELDS: dict[str, Rule] = {
     "target.dtype": "exact",
     "draft.kind": "exact",
     "draft.sha256": "exact",
+    **{f"draft.{name}": "exact" for name in DRAFT_KNOBS},
     "sampling.temperature": "exact",
     "sampling.top_k": "exact",
     "sampling.top_p": "exact",
@@ -79,6 +85,8 @@ def _matters(field: str, profile: Profile) -> bool:
     """Tell whether a fact has any bearing on this profile's figures."""
     if field == "draft.sha256":
         return profile.draft.has_weights
+    if field.removeprefix("draft.") in DRAFT_KNOBS:
+        return _look_up(profile, field) is not None
     if field == "device.threads":
         return profile.device.kind == "cpu"
     if field in ("sampling.top_k", "sampling.top_p"):

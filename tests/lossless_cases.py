@@ -26,10 +26,12 @@ from engine.decode import Observer, Policy, Request, decode
 from engine.draft import Draft
 from engine.eagle3_draft import Eagle3Draft
 from engine.guard import Guard
+from engine.hybrid import HybridDraft
 from engine.lookup import LookupDraft
 from engine.model_draft import ModelDraft
 from engine.sampling import LogitsProcessor, Sampler, gumbel_noise
 from engine.stopping import StopRules
+from engine.suffix import SuffixDraft
 from engine.target import Target
 from profiles import (
     PLAIN,
@@ -315,7 +317,10 @@ def random_ways(wanted: Wanted, plain: list[int], rng: random.Random) -> Iterato
         yield Way(name, draft, tree, rng.choice(SERVINGS), shaper)
 
 
-def _twin(amount: float) -> Callable[[Wanted, list[int], random.Random], Draft]:
+Maker = Callable[[Wanted, list[int], random.Random], Draft]
+
+
+def _twin(amount: float) -> Maker:
     def make(wanted: Wanted, plain: list[int], rng: random.Random) -> Draft:
         model = twin_with_noise(wanted.model, amount) if amount else wanted.model
         return ModelDraft(model, VOCAB)
@@ -327,7 +332,7 @@ def _hostile(wanted: Wanted, plain: list[int], rng: random.Random) -> Draft:
     return ModelDraft(_model("neox", 1, 7, "sdpa"), VOCAB)
 
 
-def _padded(n_rows: int) -> Callable[[Wanted, list[int], random.Random], Draft]:
+def _padded(n_rows: int) -> Maker:
     def make(wanted: Wanted, plain: list[int], rng: random.Random) -> Draft:
         return ModelDraft(tiny_model("llama", 5, num_hidden_layers=1, vocab_size=n_rows), VOCAB)
 
@@ -339,7 +344,29 @@ def _lookup(wanted: Wanted, plain: list[int], rng: random.Random) -> Draft:
     return LookupDraft(min_match, rng.randint(min_match, 5))
 
 
-def _head(fitted: bool) -> Callable[[Wanted, list[int], random.Random], Draft]:
+def _suffix(wanted: Wanted, plain: list[int], rng: random.Random) -> Draft:
+    min_match = rng.randint(1, 2)
+    draft = SuffixDraft(min_match, rng.randint(min_match, 12), rng.choice((0.0, 0.02, 0.3)), 40)
+    for _ in range(rng.choice((0, 1, 3))):  # an earlier answer that begins as this one will
+        draft.remember(plain[: rng.randint(1, len(plain))] + wanted.prompt[:5])
+    return draft
+
+
+def _hybrid(make_head: Maker) -> Maker:
+    def make(wanted: Wanted, plain: list[int], rng: random.Random) -> Draft:
+        suffix = _suffix(wanted, plain, rng)
+        assert isinstance(suffix, SuffixDraft)
+        return HybridDraft(
+            make_head(wanted, plain, rng),
+            suffix,
+            match_nodes=rng.randint(1, 10),
+            match_tau=rng.choice((1.0, 1.2, 1.6, 3.0)),
+        )
+
+    return make
+
+
+def _head(fitted: bool) -> Maker:
     def make(wanted: Wanted, plain: list[int], rng: random.Random) -> Draft:
         text = wanted.prompt + plain
         changes: dict[str, Any] = {}
@@ -353,7 +380,7 @@ def _head(fitted: bool) -> Callable[[Wanted, list[int], random.Random], Draft]:
     return make
 
 
-DRAFTS: dict[str, Callable[[Wanted, list[int], random.Random], Draft]] = {
+DRAFTS: dict[str, Maker] = {
     "twin": _twin(0.0),
     "noisy twin": _twin(0.1),
     "noisier twin": _twin(0.3),
@@ -361,7 +388,10 @@ DRAFTS: dict[str, Callable[[Wanted, list[int], random.Random], Draft]] = {
     "padded": _padded(VOCAB + 64),
     "cut": _padded(VOCAB - 64),
     "lookup": _lookup,
-    "other lookup": _lookup,
+    "suffix": _suffix,
+    "other suffix": _suffix,
+    "hybrid twin": _hybrid(_twin(0.3)),
+    "hybrid head": _hybrid(_head(fitted=True)),
     "head": _head(fitted=False),
     "fitted head": _head(fitted=True),
 }

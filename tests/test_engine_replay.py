@@ -11,11 +11,13 @@ import torch
 from engine.decode import Request
 from engine.draft import Draft
 from engine.eagle3_draft import Eagle3Draft
+from engine.hybrid import HybridDraft
 from engine.lookup import LookupDraft
 from engine.model_draft import ModelDraft
 from engine.replay import Replay
 from engine.sampling import Sampler, request_seed
 from engine.stopping import StopRules
+from engine.suffix import SuffixDraft
 from engine.target import Target
 from engine.trace import Trace, record
 from engine.tree import DraftTree
@@ -35,6 +37,10 @@ class Setting:
     target: Target
     traces: list[Trace]
     drafts: dict[str, Draft]
+
+
+def hybrid(head: Draft) -> HybridDraft:
+    return HybridDraft(head, SuffixDraft(1, 8, 0.05), match_nodes=9, match_tau=1.5)
 
 
 @lru_cache
@@ -60,7 +66,10 @@ def setting(dtype: torch.dtype, sampling: Sampling) -> Setting:
     drafts: dict[str, Draft] = {
         "lookup": LookupDraft(1, 3),
         "model": ModelDraft(twin_with_noise(model, 0.1), VOCAB),
+        "suffix": SuffixDraft(1, 8, 0.05),
         "eagle3": Eagle3Draft(head),
+        "hybrid eagle3": hybrid(Eagle3Draft(head)),
+        "hybrid model": hybrid(ModelDraft(twin_with_noise(model, 0.1), VOCAB)),
     }
     return Setting(target, traces, drafts)
 
@@ -98,7 +107,9 @@ def decoded_rounds(
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-@pytest.mark.parametrize("name", ["lookup", "model", "eagle3"])
+@pytest.mark.parametrize(
+    "name", ["lookup", "suffix", "model", "eagle3", "hybrid eagle3", "hybrid model"]
+)
 def test_replayed_rounds_are_the_rounds_really_decoded(
     name: str, dtype: torch.dtype, sampling: Sampling
 ) -> None:

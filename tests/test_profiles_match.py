@@ -3,7 +3,24 @@ import pytest
 from profiles import FIELDS, Facts, compare
 from toy_profiles import SHA_B, SHA_C, profile
 
-EXACT = [field for field, rule in FIELDS.items() if rule == "exact"]
+HYBRID = {
+    "draft.kind": "hybrid",
+    "draft.min_match": 1,
+    "draft.max_match": 16,
+    "draft.min_probability": 0.02,
+    "draft.history": 0,
+    "draft.match_nodes": 16,
+    "draft.match_tau": 2.5,
+}
+KNOBS = {
+    "draft.min_match": 2,
+    "draft.max_match": 8,
+    "draft.min_probability": 0.1,
+    "draft.history": 5000,
+    "draft.match_nodes": 8,
+    "draft.match_tau": 3.0,
+}
+EXACT = [field for field, rule in FIELDS.items() if rule == "exact" and field not in KNOBS]
 NOTED = [field for field, rule in FIELDS.items() if rule == "noted"]
 OTHER_VALUE = {
     "device.kind": "cuda",
@@ -75,6 +92,13 @@ def test_memory_may_differ_by_a_tenth(memory, matches):
     assert [(m.field, m.level) for m in mismatches] == (
         [] if matches else [("device.memory_gib", "fatal")]
     )
+
+
+@pytest.mark.parametrize("field", KNOBS)
+def test_each_knob_of_a_hybrid_must_be_the_same(field):
+    made, other = profile(HYBRID), profile(HYBRID | {field: KNOBS[field]})
+    assert compare(made, facts_of(made)) == []
+    assert [(m.field, m.level) for m in compare(made, facts_of(other))] == [(field, "fatal")]
 
 
 def test_a_lookup_draft_has_no_weights_to_compare():

@@ -20,17 +20,37 @@ SPECULATE_FAULTS = [
     ({"evidence.decode_speedup": 1.95}, "$.evidence.decode_speedup is 1.95: it must be tau"),
     ({"evidence.tau": 0.9}, "$.evidence.tau is 0.9: it must be at least 1"),
 ]
+HYBRID = {"kind": "hybrid", "id": "toy/head", "min_match": 1, "max_match": 9, "match_nodes": 8}
+HYBRID |= {"match_tau": 2.5}
 OTHER_FAULTS = [
     ({"target.sha256": "unknown"}, "$.target.sha256 is 'unknown': it must be 64 hexadecimal"),
     ({"target.sha256": "A" * 64}, "it must be 64 hexadecimal digits in lower case"),
     ({"draft.id": None}, "$.draft.id is null: kind eagle3 needs it; give"),
-    ({"draft.min_match": 2}, "$.draft.min_match is 2: only kind lookup has it"),
+    ({"draft.min_match": 2}, "$.draft.min_match is 2: only kind lookup or suffix or hybrid has"),
     ({"draft": {"kind": "lookup", "min_match": 1}}, "$.draft.max_match is null: kind lookup"),
     (
         {"draft": {"kind": "lookup", "min_match": 4, "max_match": 3}},
         "$.draft.min_match is 4: it must not exceed max_match, which is 3",
     ),
-    ({"draft.kind": "eagle"}, "it must be 'eagle3', 'model', 'lookup' or 'none'; choose"),
+    (
+        {"draft": {"kind": "suffix", "max_match": 2}},
+        "$.draft.min_match is null: kind suffix needs",
+    ),
+    ({"draft.kind": "hybrid"}, "$.draft.min_match is null: kind hybrid needs it; give a number"),
+    ({"draft": HYBRID | {"id": None}}, "$.draft.id is null: kind hybrid needs it; give"),
+    ({"draft": HYBRID | {"match_tau": 0.5}}, "$.draft.match_tau is 0.5: it must be at least 1"),
+    (
+        {"draft": HYBRID | {"min_probability": 1}},
+        "$.draft.min_probability is 1: it must be less",
+    ),
+    (
+        {"draft": {"kind": "lookup", "min_match": 1, "max_match": 2, "history": 9}},
+        "$.draft.history is 9: only kind suffix or hybrid has it",
+    ),
+    (
+        {"draft.kind": "eagle"},
+        "it must be 'eagle3', 'model', 'lookup', 'suffix', 'hybrid' or 'none'",
+    ),
     ({"sampling.temperature": -0.5}, "$.sampling.temperature is -0.5: it must be at least 0"),
     ({"sampling.top_p": 0}, "$.sampling.top_p is 0: it must be greater than 0"),
     ({"measurements": "../x.gz"}, "$.measurements is '../x.gz': it must be a file beside"),
@@ -142,11 +162,11 @@ def test_the_public_names_exist_once():
 PROBE_FAULTS = [
     (
         {"draft": {"kind": "lookup", "min_match": 1, "max_match": 2, "feature_layers": [1]}},
-        "$.draft.feature_layers is (1,): only kind eagle3 has it; remove it or set kind to eagle3",
+        "$.draft.feature_layers is (1,): only kind eagle3 or hybrid has it; remove it or correct",
     ),
     (
         {"draft.kind": "model", "draft.rope_theta": 1e4},
-        "$.draft.rope_theta is 10000.0: only kind eagle3 has it",
+        "$.draft.rope_theta is 10000.0: only kind eagle3 or hybrid has it",
     ),
     ({"draft.feature_layers": [-1]}, "$.draft.feature_layers[0] is -1: it must be at least 0"),
     ({"draft.rope_theta": 0}, "$.draft.rope_theta is 0: it must be greater than 0"),
