@@ -12,6 +12,7 @@ from engine.decoder import SpeculativeDecoder
 from engine.eagle3 import Eagle3Config, Eagle3Head
 from engine.eagle3_checkpoint import save_eagle3
 from engine.fingerprint import weights_sha256
+from engine.loaded_draft import KNOBS
 from engine.pair import draft_of, load_draft, load_target
 from pairs import SPECIAL, VOCAB, save, save_noisy_copy, save_target, small_llama
 from pairs import tokenizer as pair_tokenizer
@@ -158,10 +159,11 @@ def test_every_id_of_a_list_ends_the_text(target_folder, tmp_path, loaded):
 # --- drafts by name -----------------------------------------------------------------------------
 
 
-def test_lookup_needs_no_files(loaded):
-    found = load_draft("lookup", loaded)
-    assert found.draft.kind == found.ref.kind == "lookup"
-    assert (found.ref.min_match, found.ref.max_match) == (pair.MIN_MATCH, pair.MAX_MATCH)
+@pytest.mark.parametrize("kind", ["lookup", "suffix"])
+def test_model_free_drafts_need_no_files(loaded, kind):
+    found = load_draft(kind, loaded)
+    assert found.draft.kind == found.ref.kind == kind
+    assert found.knobs == KNOBS[kind]
     assert (found.ref.id, found.ref.sha256, found.ref.parameters) == (None, None, None)
 
 
@@ -322,7 +324,7 @@ def test_the_draft_of_a_profile_is_loaded_again(target_folder, loaded, tmp_path,
     put_in_hub_cache(save_head(tmp_path / "hub_head"), hub_cache, "acme/head")
     model = save_noisy_copy(target_folder, tmp_path / "model")
     head = save_head(tmp_path / "head")
-    for name in ("lookup", str(model), str(head), "acme/head"):
+    for name in ("lookup", "suffix", str(model), str(head), "acme/head", f"hybrid:{head}"):
         found = load_draft(name, loaded)
         again = draft_of(found.ref, loaded)
         assert again.ref == found.ref
@@ -334,6 +336,49 @@ def test_a_profile_fixes_the_match_lengths_of_a_lookup(loaded):
     found = draft_of(ref, loaded)
     assert found.ref is ref
     assert (found.draft.min_match, found.draft.max_match) == (2, 3)
+
+
+def test_a_profile_fixes_the_knobs_of_a_hybrid(loaded, tmp_path):
+    """The head is that of the profile, under its conventions, and so are all knobs."""
+    head = save_head(tmp_path)
+    conventions = {"feature_layers": (1, 0, 1), "rope_theta": 5000.0}
+    knobs = {"min_match": 2, "max_match": 7, "min_probability": 0.1, "history": 60}
+    knobs |= {"match_nodes": 5, "match_tau": 1.5}
+    made = load_draft(f"hybrid:{head}", loaded).variant(**knobs, **conventions)
+    found = draft_of(made.ref, loaded)
+    assert found.ref == made.ref
+    assert found.knobs == knobs
+    draft = found.draft
+    assert draft.feature_layers == draft.head.feature_layers == (1, 0, 1)
+    assert draft.head.head.config.rope["rope_theta"] == 5000.0
+    assert (draft.match_nodes, draft.match_tau) == (5, 1.5)
+    suffix = draft.suffix
+    assert (suffix.min_match, suffix.max_match, suffix.history) == (2, 7, 60)
+    assert suffix.min_probability == 0.1
+
+
+def test_a_variant_shares_weights_and_forgets(loaded, tmp_path):
+    """Another knob gives another draft with the same head, and leaves the first one alone."""
+    hybrid = load_draft(f"hybrid:{save_head(tmp_path)}", loaded)
+    other = hybrid.variant(match_tau=9.0, history=10)
+    assert other.draft.head is hybrid.draft.head
+    assert (other.ref.match_tau, hybrid.ref.match_tau) == (9.0, KNOBS["hybrid"]["match_tau"])
+    assert other.head.ref == hybrid.head.ref
+    assert (other.head.ref.kind, other.head.knobs) == ("eagle3", {})
+    assert hybrid.with_head(hybrid.head).ref == hybrid.ref
+    lookup = load_draft("lookup", loaded)
+    assert lookup.variant(max_match=2).draft.max_match == 2
+    assert lookup.head is lookup
+    with pytest.raises(SpectuneError, match=r"history is 5: only kind suffix or hybrid has it"):
+        lookup.variant(history=5)
+    with pytest.raises(SpectuneError, match=r"match_tau is 0\.5: it must be at least 1"):
+        hybrid.variant(match_tau=0.5)
+
+
+@pytest.mark.parametrize("name", ["hybrid:lookup", "hybrid:suffix", "hybrid:hybrid:suffix"])
+def test_a_hybrid_is_made_of_something_with_weights(loaded, name):
+    with pytest.raises(UsageError, match="a hybrid must be made of a head or a small model"):
+        load_draft(name, loaded)
 
 
 # --- drafts with more or fewer embedding rows than the target -----------------------------------
