@@ -35,9 +35,10 @@ class Round:
     Attributes:
         tree: What was asked for, cut to the levels that were grown; plain for a plain round.
         n_nodes: Draft nodes verified.
-        n_extend: Tokens the draft had to catch up with before it could propose.
+        n_extend: Tokens the draft, of a hybrid the head, had to catch up with to propose.
         context: Tokens in the target's cache before the round.
         n_emitted: Tokens emitted.
+        model_free: Whether it was a model-free round of a hybrid.
     """
 
     tree: TreeConfig
@@ -45,6 +46,7 @@ class Round:
     n_extend: int
     context: int
     n_emitted: int
+    model_free: bool = False
 
 
 Observer = Callable[[Round, float], None]
@@ -128,7 +130,8 @@ class Request:
         self._feature_layers = () if draft is None else draft.feature_layers
         self._session: DraftSession | None = None
         self._shaper = shaper
-        self._n_committed = 0  # tokens the draft knows of
+        self._n_committed = 0  # tokens the draft was told of
+        self._n_extended = 0  # tokens it, or the head of a hybrid, ran over
         self._features: list[Tensor] = []  # of the tokens after them
         self.last_round: Round | None = None
         self.clock = PhaseClock(target.device, detailed=False)
@@ -156,7 +159,7 @@ class Request:
     @property
     def n_behind(self) -> int:
         """Tokens the draft would have to catch up with before it could propose."""
-        return len(self.tokens) - self._n_committed
+        return len(self.tokens) - self._n_extended
 
     @torch.inference_mode()
     def prefill(self) -> list[int]:
@@ -179,8 +182,9 @@ class Request:
         tree, n_extend = ROOT_ONLY, 0
         tree_config = self._feasible(tree_config)
         if not tree_config.is_plain:
-            n_extend = self.n_behind
+            n_extended = self._n_extended
             tree = self._propose(tree_config)
+            n_extend = self._n_extended - n_extended
             tree_config = tree_config.limited(tree.n_levels)
         logits, features = self.target.forward(
             [self.tokens[-1], *tree.tokens],
@@ -195,7 +199,9 @@ class Request:
         emitted = self.tokens[n_before:]
         self._keep_features(features, path)
         self.stats.count(tree.n_nodes, len(emitted))
-        self.last_round = Round(tree_config, tree.n_nodes, n_extend, start, len(emitted))
+        self.last_round = Round(
+            tree_config, tree.n_nodes, n_extend, start, len(emitted), tree.model_free
+        )
         self.clock.lap("commit")
         return emitted
 
@@ -218,7 +224,10 @@ class Request:
         self._session.commit(self.tokens[self._n_committed :], features)
         self._n_committed = len(self.tokens)
         self._features.clear()
-        return self._session.propose(tree_config, self.clock, self._shaper)
+        tree = self._session.propose(tree_config, self.clock, self._shaper)
+        if not tree.model_free:
+            self._n_extended = len(self.tokens)
+        return tree
 
     def _keep_features(self, features: Tensor | None, rows: list[int] | None = None) -> None:
         """Keep the features of new tokens until the draft reads them.

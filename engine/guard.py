@@ -141,7 +141,7 @@ class Guard:
         self.stats.n_rounds += 1
         self.stats.n_tokens += done.n_emitted
         modelled_s = self._prices.round_s(
-            done.tree, min(done.n_extend, BEHIND), done.n_nodes, done.context
+            done.tree, min(done.n_extend, BEHIND), done.n_nodes, done.context, done.model_free
         )
         if done.tree.is_plain:
             self._speed.observe(True, seconds / modelled_s)

@@ -6,6 +6,7 @@ up over the tokens it missed, with the target's features, in its next own round.
 """
 
 import math
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -127,4 +128,6 @@ class HybridSession:
         """
         pool = self._draft.match(self._suffix, self._n_left)
         clock.lap("match")
-        return self._head.propose(tree, clock, shaper) if pool is None else pool.tree()
+        if pool is None:
+            return self._head.propose(tree, clock, shaper)
+        return replace(pool.tree(), model_free=True)

@@ -22,11 +22,13 @@ class DraftTree:
         tokens: Target token ids of nodes 1..N (the root's token is not repeated).
         parents: Parent node of each of nodes 1..N; a parent's number is below its child's.
         n_levels: Levels the draft grew to find them, if fewer than it was asked for.
+        model_free: Whether a hybrid found them without its head.
     """
 
     tokens: list[int]
     parents: list[int]
     n_levels: int = field(default=MAX_DEPTH, compare=False)
+    model_free: bool = field(default=False, compare=False)
 
     @property
     def n_nodes(self) -> int:

@@ -22,7 +22,7 @@ class RoundPrice:
 
     Attributes:
         extend: Bringing the draft's state up to date.
-        levels: Growing the tree.
+        levels: Growing the tree; a hybrid's look for a model-free one is part of it.
         verify: The target's pass.
         commit: Keeping the accepted path.
     """
@@ -97,8 +97,17 @@ class Prices:
         """Return the price of keeping the accepted path."""
         return self._price("commit", n_nodes, context)
 
+    def match(self, context: float = 0.0) -> float:
+        """Return the price of a hybrid's look for a model-free tree."""
+        return self._price("match", 1.0, context)
+
     def round(
-        self, tree: TreeConfig, n_extend: float, n_nodes: float, context: float = 0.0
+        self,
+        tree: TreeConfig,
+        n_extend: float,
+        n_nodes: float,
+        context: float = 0.0,
+        model_free: bool = False,
     ) -> RoundPrice:
         """Return the price of a round.
 
@@ -107,21 +116,32 @@ class Prices:
             n_extend: Tokens the draft's extend pass runs over.
             n_nodes: Nodes verified, at most `tree.nodes`: a lookup may find fewer.
             context: Tokens in the target's cache.
+            model_free: Whether it is a model-free round of a hybrid, whose head does not run.
         """
         if tree.is_plain:
             return RoundPrice(0.0, 0.0, self.plain(context), 0.0)
+        extend = levels = 0.0
+        if not model_free:
+            extend = self.extend(n_extend, context)
+            levels = self.grow(context) + (tree.depth - 1) * self.level(tree.width, context)
         return RoundPrice(
-            extend=self.extend(n_extend, context),
-            levels=self.grow(context) + (tree.depth - 1) * self.level(tree.width, context),
+            extend=extend,
+            levels=levels + self.match(context),
             verify=self.verify(n_nodes, context),
             commit=self.commit(n_nodes, context),
         )
 
     def round_s(
-        self, tree: TreeConfig, n_extend: float, n_nodes: float, context: float = 0.0
+        self,
+        tree: TreeConfig,
+        n_extend: float,
+        n_nodes: float,
+        context: float = 0.0,
+        model_free: bool = False,
     ) -> float:
         """Return the seconds of a round; arguments as for `round`."""
-        return self.reference_s * self.round(tree, n_extend, n_nodes, context).total
+        price = self.round(tree, n_extend, n_nodes, context, model_free)
+        return self.reference_s * price.total
 
     def is_measured(self, **sizes: float) -> bool:
         """Tell whether all sizes lie in the measured range, e.g. `nodes=12, context=300`.
