@@ -4,8 +4,9 @@
 tokens per round beside it, and what is asked to be different. Needs neither device nor torch.
 """
 
+import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -31,6 +32,9 @@ from .pricing import (
 from .scaling import moved_summary
 from .scenario import Scenario, expand, parse_changes, parse_sweep
 
+Tables = Callable[[str, str], TauTable]
+"""Gives the acceptance of a draft in another profile's domain."""
+
 
 def what_if(
     source: PathLike | Basis,
@@ -55,6 +59,7 @@ def what_if(
     """
     basis = source if isinstance(source, Basis) else basis_of_profile(source)
     sweeps = {key: parse_sweep(key, values) for key, values in (sweep or {}).items()}
+    tables = functools.cache(acceptance_of)  # other profiles are read once
     answers, refused = [], []
     for asked in expand(parse_changes(changes or {}), sweeps):
         scenario = Scenario(**asked)  # type: ignore[arg-type]
@@ -63,7 +68,7 @@ def what_if(
         except UsageError as error:
             refused.append(error)
             continue
-        answers.append(_answer(basis, asked, scenario, tree))
+        answers.append(_answer(basis, asked, scenario, tree, tables))
     if not answers:
         raise refused[0]
     notes = basis.assumptions
@@ -106,14 +111,14 @@ def _impossible(values: Mapping[str, int], error: ValidationError) -> UsageError
 
 
 def _answer(
-    basis: Basis, asked: Mapping[str, Any], scenario: Scenario, tree: TreeConfig
+    basis: Basis, asked: Mapping[str, Any], scenario: Scenario, tree: TreeConfig, tables: Tables
 ) -> Answer:
     draft = basis.draft(scenario.draft)
     conditions = Conditions.of(basis, scenario)
     moved = moved_by(basis, draft, scenario)
     costs = moved_summary(draft.costs, moved.target, moved.draft, basis.overhead)
     prices = draft.prices if costs is draft.costs else Prices(costs)
-    table, factor, is_own = _acceptance(draft, scenario)
+    table, factor, is_own = _acceptance(draft, scenario, tables)
     tau = table.tau(tree, factor, replay=is_own)
     plain = plain_price(prices, conditions)
     parts = RoundParts(verify=plain)
@@ -140,7 +145,9 @@ def _answer(
     )
 
 
-def _acceptance(draft: DraftBasis, scenario: Scenario) -> tuple[TauTable, float, bool]:
+def _acceptance(
+    draft: DraftBasis, scenario: Scenario, tables: Tables
+) -> tuple[TauTable, float, bool]:
     """Return the table to take tau from, the factor on its rates, and whether replay counts."""
     own, *others = draft.acceptance.items()
     wanted = scenario.acceptance
@@ -150,7 +157,7 @@ def _acceptance(draft: DraftBasis, scenario: Scenario) -> tuple[TauTable, float,
         return own[1], 1.0, True
     if wanted in dict(others):
         return dict(others)[wanted], 1.0, True
-    return acceptance_of(wanted, draft.name), 1.0, False
+    return tables(wanted, draft.name), 1.0, False
 
 
 def _error(draft: DraftBasis, tree: TreeConfig, tau: Tau) -> float | None:
