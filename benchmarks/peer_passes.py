@@ -6,7 +6,7 @@ from autotune.contest import flat
 from autotune.speeds import median_of
 from engine.draft import Draft
 from engine.pair import LoadedTarget
-from engine.probing import ProbeDraft, RoundTime, measure_rounds
+from engine.rounds import ProbeDraft, RoundTime, measure_rounds
 from engine.trace import Trace
 from profiles import GREEDY, TreeConfig
 

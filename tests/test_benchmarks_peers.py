@@ -10,14 +10,17 @@ import psutil
 import pytest
 from peer_engines import HttpPeer, OpenVino, Vllm, llama_answer, streamed_tokens, timed_stream
 from peer_figures import FLOOR, SPECULATIVE, domain_figures, overall_figures, pool, speed_cell
+from peer_passes import pass_figures
 from peer_process import PeerError, PeerProcess
 from peer_records import PeerRecords
 from peer_tables import tables
 
 from autotune.contenders import GENERATE, PLAIN_NAME
 from autotune.contest import Runs
+from engine.pair import load_draft, load_target
 from engine.timing import TimedText
 from engine.trace import Trace
+from pairs import save_noisy_copy, save_target
 
 FAMILY = """
 import subprocess, sys, time
@@ -238,3 +241,14 @@ def test_finished_domains_are_kept_for_the_same_settings_only(tmp_path: Path) ->
     records.put("code", kept)
     assert PeerRecords(path, {"threads": 2}).get("code") == kept
     assert PeerRecords(path, {"threads": 1}).get("code") is None
+
+
+def test_passes_and_draft_steps_are_timed_beside_plain_rounds(tmp_path: Path) -> None:
+    target = load_target(str(save_target(tmp_path / "target")), dtype="float32", device="cpu")
+    draft = load_draft(str(save_noisy_copy(tmp_path / "target", tmp_path / "draft")), target)
+    texts = [Trace("a", [5, 6, 7], list(range(10, 40)))]
+    figures = pass_figures(target, draft.draft, texts)
+    for name in ("pass_8_over_1", "draft_step_share"):
+        value, low, high = figures[name], figures[f"{name}_low"], figures[f"{name}_high"]
+        assert value is not None and low is not None and high is not None
+        assert 0 < low <= value <= high
