@@ -45,7 +45,7 @@ def ours(name: str, decoder: SpeculativeDecoder) -> Contender:
         done = run_forced(decoder, trace)
         return TimedText(done.total_s, done.decode_s, tuple(trace.generated))
 
-    return Contender(name, run)
+    return Contender(name, run, required=True)
 
 
 def generate_modes(

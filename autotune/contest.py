@@ -31,11 +31,13 @@ class Contender:
         name: Its name in tables.
         run: Answers a trace's prompt with as many tokens as the trace has.
         awake: Entered around its turns, for servers that sleep while others are timed.
+        required: Whether its failure ends the contest; the others are left out instead.
     """
 
     name: str
     run: Callable[[Trace], TimedText]
     awake: Callable[[], AbstractContextManager[object]] = field(default=nullcontext)
+    required: bool = False
 
 
 def warm_up(
@@ -107,6 +109,8 @@ def _attempt(
                 runs.setdefault(contender.name, []).append(run)
                 tick()
     except FAILURES as error:
+        if contender.required:
+            raise
         skipped[contender.name] = " ".join(str(error).split())[:200] or type(error).__name__
 
 

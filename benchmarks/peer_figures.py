@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from autotune.contenders import GENERATE, PLAIN_NAME
 from autotune.contest import Runs, flat
 from autotune.speeds import Figure, ratio_of_totals
-from engine.timing import TimedText
 
 SPECULATIVE = "spectune speculative"
 FLOOR = "floor of this machine"
@@ -65,13 +64,25 @@ def fastest(runs: Runs, names: Sequence[str]) -> str | None:
     return min(names, key=lambda name: sum(run.total_s for run in runs[name]), default=None)
 
 
-def speed_cell(done: Sequence[TimedText] | None) -> str:
-    """Return median tokens per second, end to end and (decode only)."""
-    if not done:
+def speeds(runs: Runs) -> dict[str, dict[str, float | None]]:
+    """Return the median tokens per second of every contender, end to end and decode only."""
+    result: dict[str, dict[str, float | None]] = {}
+    for name, done in runs.items():
+        decode = [speed for run in done if (speed := run.decode_tokens_per_s) is not None]
+        result[name] = {
+            "end_to_end": statistics.median(run.tokens_per_s for run in done),
+            "decode": statistics.median(decode) if decode else None,
+        }
+    return result
+
+
+def speed_cell(runs: Runs, name: str) -> str:
+    """Return a contender's tokens per second, end to end and (decode only)."""
+    if name not in runs:
         return ""
-    decode = [speed for run in done if (speed := run.decode_tokens_per_s) is not None]
-    cell = f"{statistics.median(run.tokens_per_s for run in done):.0f}"
-    return f"{cell} ({statistics.median(decode):.0f})" if decode else cell
+    speed = speeds({name: runs[name]})[name]
+    cell, decode = f"{speed['end_to_end']:.0f}", speed["decode"]
+    return cell if decode is None else f"{cell} ({decode:.0f})"
 
 
 def _speed(runs: Runs, ours: str, theirs: str) -> Figure:

@@ -14,19 +14,19 @@ def tables(by_domain: dict[str, Runs], figures: dict[str, Any]) -> list[Table]:
     """Return the speeds and the figures as tables in Markdown."""
     everything = by_domain | {"all": pool(by_domain)}
     names = dict.fromkeys(name for runs in by_domain.values() for name in runs)
-    speeds = table(
+    speed = table(
         "Tokens per second: end to end (decode only), median over the prompts",
         ["", *everything],
-        [[name, *(speed_cell(runs.get(name)) for runs in everything.values())] for name in names],
+        [[name, *(speed_cell(runs, name) for runs in everything.values())] for name in names],
     )
     rows = [["all", name, *shown(figures, name)] for name in figures if is_ratio(figures, name)]
     for domain in by_domain:
         mine = figures[domain]
         rows += [[domain, name, *shown(mine, name)] for name in mine if is_ratio(mine, name)]
     ratios = table("Ratios", ["domain", "figure", "ratio", "low", "high", "against"], rows)
-    for each in (speeds, ratios):
+    for each in (speed, ratios):
         each.box = box.MARKDOWN
-    return [speeds, ratios]
+    return [speed, ratios]
 
 
 def is_ratio(figures: dict[str, Any], name: str) -> bool:

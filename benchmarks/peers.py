@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from common import DOMAINS, conditions, parser, publish, say
 from peer_engines import Peer
-from peer_figures import FLOOR, SPECULATIVE, domain_figures, overall_figures, speed_cell
+from peer_figures import FLOOR, SPECULATIVE, domain_figures, overall_figures, speed_cell, speeds
 from peer_passes import pass_figures
 from peer_process import exit_on_signals
 from peer_records import PeerRecords
@@ -92,6 +92,7 @@ def main() -> None:
             runs[FLOOR] = [work.plain_text(limits, text) for text in domains[name].texts]
     figures: dict[str, Any] = overall_figures(by_domain) | passes
     figures |= {name: domain_figures(runs) for name, runs in by_domain.items()}
+    figures["tokens_per_s"] = {name: speeds(runs) for name, runs in by_domain.items()}
     facts = conditions(
         loaded.target.device,
         dtype=loaded.ref.dtype,
@@ -196,8 +197,8 @@ def compare(
     n_runs = len(texts) * sum(contender.name not in skipped for contender in contenders)
     with progress.step(domain, n_runs) as tick:
         runs = compete(contenders, texts, block=block, before=before, skipped=skipped, tick=tick)
-    for name, done in runs.items():
-        say(f"{domain}: {name}: {speed_cell(done)} tokens/s (decode only)")
+    for name in runs:
+        say(f"{domain}: {name}: {speed_cell(runs, name)} tokens/s (decode only)")
     return runs
 
 
@@ -214,8 +215,8 @@ def settings_of(
         "block": arguments.block,
         "compiled": arguments.compiled,
         "trees": {name: domain.decoder.tree.label() for name, domain in domains.items()},
-        "drafts": {
-            name: domain.profile.draft.model_dump(mode="json") if domain.profile else None
+        "profiles": {
+            name: domain.profile and domain.profile.model_dump(mode="json")
             for name, domain in domains.items()
         },
         "draft": arguments.draft,

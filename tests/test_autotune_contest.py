@@ -69,6 +69,12 @@ def test_whoever_fails_is_left_out_with_the_reason(bad: Contender, reason: str) 
     assert reason in skipped["b"]
 
 
+def test_the_failure_of_a_required_contender_is_not_hidden() -> None:
+    bad = Contender("a", failing("a", "1").run, required=True)
+    with pytest.raises(RuntimeError, match="no such"):
+        compete([bad], TEXTS, skipped={})
+
+
 def test_warm_up_finds_who_cannot_run_and_the_contest_goes_on_without() -> None:
     log: list[str] = []
     skipped: dict[str, str] = {}

@@ -229,7 +229,8 @@ def test_tables_show_every_contender_and_every_figure() -> None:
     figures = overall_figures(domains) | {n: domain_figures(r) for n, r in domains.items()}
     speeds, ratios = tables(domains, figures)
     assert list(speeds.columns[0].cells)[-1] == "vLLM plain"
-    assert speed_cell(domains["code"][PLAIN_NAME]) == "2 (3)"
+    assert speed_cell(domains["code"], PLAIN_NAME) == "2 (3)"
+    assert speed_cell(domains["chat"], "vLLM plain") == ""
     assert "speculative_over_vllm" in list(ratios.columns[1].cells)
 
 
