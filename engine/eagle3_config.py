@@ -153,13 +153,25 @@ def _feature_layers(
     if outputs:
         indices = [i + 1 for i in outputs]
     elif not indices and n_features == 3:
-        indices = [2, n_layers // 2, n_layers - 3]
+        indices = _usual_layers(path, n_layers)
     if not indices or len(indices) != n_features or not all(0 <= i < n_layers for i in indices):
         raise SpectuneError(
             f"The head in {path} reads {n_features} layers of a target with {n_layers}, but its "
             f"config.json names {indices}; use it with the target it was trained for."
         )
     return tuple(indices)
+
+
+def _usual_layers(path: Path, n_layers: int) -> list[int]:
+    """Return the layers every project falls back on: low, middle and high."""
+    indices = [2, n_layers // 2, n_layers - 3]
+    if not 2 < indices[1] < indices[2]:
+        raise SpectuneError(
+            f"The head in {path} names no layers in its config.json, and a target of {n_layers} "
+            f"layers is too shallow for the usual {indices}; name those it was trained with in "
+            "eagle_aux_hidden_state_layer_ids."
+        )
+    return indices
 
 
 def _sliding_window(path: Path, layer_config: Mapping[str, Any]) -> int | None:

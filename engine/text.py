@@ -13,6 +13,8 @@ _CHAT_OPENINGS = (
     *("<|system|>", "<|user|>", "[INST]", "<s>"),
 )
 
+_PROMPT_RULE = "a prompt must be text, token ids or messages with `role` and `content`"
+
 Message = Mapping[str, str]
 """A chat message: `role` and `content`."""
 
@@ -61,18 +63,22 @@ def encode_prompt(
     Raises:
         UsageError: The prompt is empty or none of these, or the chat template refuses it.
     """
+    if not isinstance(prompt, Sequence):
+        kind = type(prompt).__name__
+        raise UsageError(f"{_PROMPT_RULE}, but is a {kind}; give one of these, e.g. its tolist()")
     if not prompt:
         raise UsageError("a prompt needs at least one token, but it is empty; give some text")
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
     if all(isinstance(item, int) for item in prompt):
         return list(prompt)  # type: ignore[arg-type]
+    if isinstance(prompt[0], (str, Sequence)):
+        raise UsageError(f"{_PROMPT_RULE}, but is a list of several; give them one at a time")
     try:
         return encode_chat(prompt, tokenizer, raw=raw)  # type: ignore[arg-type]
     except (KeyError, TypeError) as error:
         raise UsageError(
-            "a prompt must be text, token ids or messages with `role` and `content`, but is "
-            f"{type(prompt).__name__} without {error}; give one of these"
+            f"{_PROMPT_RULE}, but is {type(prompt).__name__} without {error}; give one of these"
         ) from error
     except ValueError as error:
         raise UsageError(f"the target's chat template refuses the prompt: {error}") from error

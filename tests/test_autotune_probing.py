@@ -234,7 +234,7 @@ def verdicts(table: tuple[ProbedValue, ...], what: str) -> dict[Any, str]:
 
 
 @pytest.mark.parametrize("said", [LAYERS, (3, 5, 6), (1, 3, 4)])
-def test_the_layers_a_head_was_made_for_are_found(
+def test_b15_the_layers_a_head_was_made_for_are_found(
     folders: dict[str, Path],
     model: PreTrainedModel,
     traces: list[Trace],
@@ -421,7 +421,7 @@ def test_a_profile_serves_the_head_as_it_was_probed(
 
 
 @pytest.mark.parametrize("layers", [(), (2, 4), (2, 4, N_LAYERS)])
-def test_layers_that_the_pair_does_not_have_are_refused(
+def test_b15_layers_that_the_pair_does_not_have_are_refused(
     folders: dict[str, Path], model: PreTrainedModel, tmp_path: Path, layers: tuple[int, ...]
 ) -> None:
     folder = save_as(tiny_head(model, 5, feature_layers=LAYERS), tmp_path / "head")

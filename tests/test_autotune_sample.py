@@ -61,7 +61,7 @@ def shown(
 # render
 
 
-def test_the_chat_template_is_applied_and_only_if_there_is_one() -> None:
+def test_b20_the_chat_template_is_applied_and_only_if_there_is_one() -> None:
     assert shown(ask("hi"), ToyTokenizer("chat")) == "<s> user: hi assistant:"
     assert shown(ask("hi"), ToyTokenizer()) == "<s> hi"
     assert shown(ask("hi"), ToyTokenizer("chat"), raw=True) == "<s> hi"
@@ -81,7 +81,7 @@ def test_later_turns_carry_the_answers_so_far() -> None:
 
 
 @pytest.mark.parametrize("template", [None, "chat"])
-def test_the_start_token_is_never_doubled(template: str | None) -> None:
+def test_b20_the_start_token_is_never_doubled(template: str | None) -> None:
     for text in ("<s> user: hi assistant:", " <s> hi", "<s> <s> hi"):
         ids = render(ask(text), [], ToyTokenizer(template))
         assert ids.count(1) == 1, text
@@ -97,7 +97,7 @@ def test_a_template_that_doubles_the_start_token_is_mended() -> None:
 
 
 @pytest.mark.parametrize("opening", ["<s>", "<|im_start|>user", "[INST]", "<|user|>"])
-def test_a_templated_prompt_is_taken_as_it_is(opening: str) -> None:
+def test_b20_a_templated_prompt_is_taken_as_it_is(opening: str) -> None:
     assert "user:" not in shown(ask(f"{opening} hi"), ToyTokenizer("chat"))
     sample = build(ask(f"{opening} hi"), ask("something else"), tokenizer=ToyTokenizer("chat"))
     assert sample.n_templated_already == 1
@@ -275,7 +275,7 @@ def test_no_holdout_is_allowed() -> None:
     assert (len(sample.tune), len(sample.holdout)) == (10, 0)
 
 
-def test_the_template_is_stated() -> None:
+def test_b20_the_template_is_stated() -> None:
     prompts = different(4)
     assert build(*prompts).template == "none"
     assert "no chat template" in build(*prompts).summary()
@@ -372,7 +372,7 @@ def test_a_shared_system_message_makes_no_duplicates() -> None:
 # The real thing
 
 
-def test_a_transformers_tokenizer_gives_the_same_ids_templated_before_or_here() -> None:
+def test_b20_a_transformers_tokenizer_gives_the_same_ids_templated_before_or_here() -> None:
     tokenizer = transformers_tokenizer(adds_bos=True)
     templated = tokenizer.apply_chat_template(
         [{"role": "user", "content": "river bridge"}], add_generation_prompt=True, tokenize=False

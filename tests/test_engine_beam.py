@@ -193,7 +193,7 @@ def test_depth_and_node_cuts_of_one_pool_equal_a_fresh_growth(name: str) -> None
         assert session_at(draft, text, features, root).propose(tree, CLOCK) == cut.select(nodes)
 
 
-def test_a_top_k_beyond_the_vocabulary_takes_the_vocabulary() -> None:
+def test_b07_a_top_k_beyond_the_vocabulary_takes_the_vocabulary() -> None:
     """Every token is a child, once."""
     draft: BeamDraft = TableDraft(torch.zeros(5, 5))
     tree = TreeConfig(depth=2, width=5, top_k=9, nodes=30)

@@ -69,7 +69,16 @@ def test_b11_place_in_the_list_and_seed_fix_the_text_order_does_not() -> None:
     assert other not in texts
 
 
-def test_eos_and_stop_strings_end_the_text() -> None:
+def test_b21_prompts_of_any_length_in_turn_give_their_single_runs() -> None:
+    """One after the other on one decoder, longest first: nothing of a request is left behind."""
+    prompts = [list(range(3, 3 + n)) for n in (60, 1, 17)]
+    decoder = speculative()
+    together = [decoder.generate(prompt, max_new_tokens=24).token_ids for prompt in prompts]
+    alone = [plain().generate(prompt, max_new_tokens=24).token_ids for prompt in prompts]
+    assert together == alone
+
+
+def test_b01_eos_and_stop_strings_end_the_text() -> None:
     """The reason is told; the end token is among the ids and not in the text."""
     free = plain().generate([5, 9], max_new_tokens=20).token_ids
     eos = free[6]
@@ -179,7 +188,7 @@ def test_a_profile_may_be_given_as_a_file(tmp_path: Path) -> None:
     assert decoder.sampling == Sampling(temperature=0.7, top_k=20, top_p=0.9)
 
 
-def test_decoding_leaves_gradients_and_random_state_alone() -> None:
+def test_b11_decoding_leaves_gradients_and_random_state_alone() -> None:
     """A library call must not change the caller's torch."""
     decoder, before = speculative(SAMPLED), torch.get_rng_state()
     decoder.generate([5, 9], max_new_tokens=8)

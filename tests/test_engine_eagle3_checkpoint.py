@@ -214,7 +214,7 @@ def _seed() -> None:
 
 @pytest.mark.parametrize("write_format", FORMATS)
 @torch.no_grad()
-def test_logits_equal_the_reference_on_every_root_path(
+def test_b13_b14_logits_equal_the_reference_on_every_root_path(
     tmp_path: Path, write_format: Callable[[Path], Variant]
 ) -> None:
     """Known tokens and four fed-back levels of a tree, two rows, against one path at a time."""
@@ -253,7 +253,7 @@ def test_logits_equal_the_reference_on_every_root_path(
 
 
 @pytest.mark.parametrize("write_format", FORMATS)
-def test_recognises_format_layers_and_vocabulary(
+def test_b15_recognises_format_layers_and_vocabulary(
     tmp_path: Path, write_format: Callable[[Path], Variant]
 ) -> None:
     """Every format is a head, names its layers in our convention and maps to its target ids."""
@@ -300,7 +300,7 @@ def test_shares_the_targets_embedding_where_the_stored_one_is_the_same(tmp_path:
 
 @pytest.mark.parametrize("fault", ["renamed", "removed", "misshaped"])
 @pytest.mark.parametrize("name", Variant().tensors)
-def test_a_wrong_tensor_is_named(tmp_path: Path, name: str, fault: str) -> None:
+def test_b14_a_wrong_tensor_is_named(tmp_path: Path, name: str, fault: str) -> None:
     """Renaming, removing or reshaping any tensor is refused with its name."""
     v = Variant()
     tensors = dict(v.tensors)
@@ -342,7 +342,7 @@ def change_d2t(v: Variant, kind: str) -> dict[str, Tensor]:
         ("short", "d2t"),
     ],
 )
-def test_a_wrong_vocabulary_map_is_refused(tmp_path: Path, kind: str, words: str) -> None:
+def test_b13_a_wrong_vocabulary_map_is_refused(tmp_path: Path, kind: str, words: str) -> None:
     """A map that leaves the target's vocabulary, repeats itself or is absent is an error."""
     v = Variant()
     v.target_ids = torch.arange(1, 21)
@@ -379,7 +379,7 @@ def test_a_whole_model_is_not_a_head(tmp_path: Path) -> None:
         load(tmp_path, v)
 
 
-def test_a_head_for_another_target_is_refused(tmp_path: Path) -> None:
+def test_b15_a_head_for_another_target_is_refused(tmp_path: Path) -> None:
     """Wrong width, wrong depth and wrong embedding are each told apart."""
     v = write_specforge(tmp_path)
     with pytest.raises(SpectuneError, match="width 48, no multiple"):
@@ -388,6 +388,37 @@ def test_a_head_for_another_target_is_refused(tmp_path: Path) -> None:
         load_eagle3(tmp_path, target=TargetFacts(v.embedding, 16, 4))
     with pytest.raises(SpectuneError, match="needs an embedding"):
         load_eagle3(tmp_path, target=TargetFacts(torch.ones(60, 16), 16, N_TARGET_LAYERS))
+
+
+@pytest.mark.parametrize("n_layers", range(1, 9))
+def test_b15_the_usual_layers_are_only_assumed_where_a_target_is_deep_enough(
+    tmp_path: Path, n_layers: int
+) -> None:
+    """2, half and last but 3 would repeat, fall or turn negative below seven layers."""
+    v = write_safeailab(tmp_path)
+    facts = TargetFacts(v.embedding, v.target_hidden, n_layers)
+    if n_layers >= 7:
+        expected = (2, n_layers // 2, n_layers - 3)
+        assert load_eagle3(tmp_path, target=facts).config.feature_layers == expected
+        return
+    with pytest.raises(SpectuneError, match=f"target of {n_layers} layers is too shallow"):
+        load_eagle3(tmp_path, target=facts)
+
+
+@pytest.mark.parametrize("n_layers", range(1, 6))
+@pytest.mark.parametrize("last", range(-3, 7))
+def test_b15_named_layers_lie_within_the_target(tmp_path: Path, n_layers: int, last: int) -> None:
+    """The output of layer i is hidden state i + 1; -1 names the embeddings. The last hidden
+    state is normed, so it is no feature; what lies outside is refused, never wrapped around."""
+    v = Variant()
+    ids = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [-1, 0, last]}}
+    write(tmp_path, flat_config(v, head_dim=8, **ids), flat_tensors(v))
+    facts = TargetFacts(v.embedding, v.target_hidden, n_layers)
+    if n_layers > 1 and 0 <= last + 1 < n_layers:
+        assert load_eagle3(tmp_path, target=facts).config.feature_layers == (0, 1, last + 1)
+        return
+    with pytest.raises(SpectuneError, match=r"config.json names \[0, 1, "):
+        load_eagle3(tmp_path, target=facts)
 
 
 @pytest.mark.parametrize(
@@ -407,7 +438,7 @@ def test_what_is_not_supported_is_named(tmp_path: Path, more: dict[str, Any], wo
         load(tmp_path, v)
 
 
-def test_damaged_files_are_refused_without_running_them(tmp_path: Path) -> None:
+def test_b14_damaged_files_are_refused_without_running_them(tmp_path: Path) -> None:
     """Cut weights, foreign pickles and missing files give one sentence."""
     v = write_specforge(tmp_path)
     weights = tmp_path / "model.safetensors"

@@ -203,7 +203,7 @@ def write_gguf(path):
     return model
 
 
-def test_a_gguf_file_loads_as_a_plain_model_that_can_be_saved(tmp_path, capfd):
+def test_b38_a_gguf_file_loads_as_a_plain_model_that_can_be_saved(tmp_path, capfd):
     path = tmp_path / "tiny.gguf"
     expected = write_gguf(path).state_dict()
     loaded = load(path)
@@ -226,11 +226,11 @@ def test_a_path_that_does_not_exist_is_wrong_usage(name):
         load(name)
 
 
-def test_a_file_that_is_not_gguf_is_refused(saved):
+def test_b38_a_file_that_is_not_gguf_is_refused(saved):
     assert "must be a .gguf file" in refusal(saved / "config.json")
 
 
-def test_a_folder_without_config_says_what_it_holds(tmp_path):
+def test_b38_a_folder_without_config_says_what_it_holds(tmp_path):
     assert "holds nothing" in refusal(tmp_path)
     (tmp_path / "notes.txt").touch()
     assert "holds notes.txt; pass the folder" in refusal(tmp_path)
@@ -238,20 +238,20 @@ def test_a_folder_without_config_says_what_it_holds(tmp_path):
     assert f"pass the file {tmp_path / 'tiny.gguf'}" in refusal(tmp_path)
 
 
-def test_an_adapter_alone_is_refused_with_the_advice_to_merge(copy):
+def test_b38_an_adapter_alone_is_refused_with_the_advice_to_merge(copy):
     (copy / "adapter_config.json").write_text("{}")
     (copy / "model.safetensors").rename(copy / "adapter_model.safetensors")
     assert "merge it into its base model first" in refusal(copy)
 
 
-def test_a_missing_tokenizer_is_refused(copy):
+def test_b38_a_missing_tokenizer_is_refused(copy):
     for path in copy.glob("tokenizer*"):
         path.unlink()
     assert "must hold its tokenizer" in refusal(copy)
 
 
 @pytest.mark.parametrize("content", ["{}", '{"version": "1.0", "trunc'])
-def test_a_broken_tokenizer_is_refused(copy, content):
+def test_b38_a_broken_tokenizer_is_refused(copy, content):
     (copy / "tokenizer.json").write_text(content)
     assert "the tokenizer of" in refusal(copy)
 
@@ -278,18 +278,18 @@ def test_a_folder_counts_as_a_model_when_a_load_would_say_more_than_that_it_is_n
 # --- weights ------------------------------------------------------------------------------------
 
 
-def test_missing_tensors_are_named(copy):
+def test_b14_missing_tensors_are_named(copy):
     edit_config(copy, num_hidden_layers=3)
     sentence = refusal(copy)
     assert "lacks 9 (model.layers.2." in sentence
 
 
-def test_tensors_of_another_shape_are_refused(copy):
+def test_b14_tensors_of_another_shape_are_refused(copy):
     edit_config(copy, intermediate_size=128)
     assert "must have the shapes that config.json gives" in refusal(copy)
 
 
-def test_missing_and_cut_weights_files_are_refused(copy):
+def test_b14_missing_and_cut_weights_files_are_refused(copy):
     weights = copy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
     assert "must be readable by transformers" in refusal(copy)
@@ -297,7 +297,7 @@ def test_missing_and_cut_weights_files_are_refused(copy):
     assert "must be readable by transformers" in refusal(copy)
 
 
-def test_tensors_the_model_does_not_use_are_warned_of_by_name(copy):
+def test_b14_tensors_the_model_does_not_use_are_warned_of_by_name(copy):
     edit_config(copy, num_hidden_layers=1)
     with pytest.warns(UserWarning, match=r"holds 9 tensors .*model\.layers\.1\."):
         load(copy)
@@ -648,7 +648,7 @@ def test_the_same_words_in_another_order_are_refused():
         check_same_vocabulary(word_tokenizer(WORDS), word_tokenizer(swapped), N_WORDS, N_WORDS)
 
 
-def test_a_draft_without_rows_for_the_tokens_in_use_is_refused():
+def test_b14_a_draft_without_rows_for_the_tokens_in_use_is_refused():
     tokenizer = word_tokenizer(WORDS)
     with pytest.raises(SpectuneError, match="each of the 64 token ids .* but it has 32"):
         check_same_vocabulary(tokenizer, tokenizer, N_WORDS, 32)

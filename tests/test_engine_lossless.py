@@ -3,8 +3,22 @@
 import random
 
 import pytest
+import torch
 
-from lossless_cases import DRAFTS, Verdict, judge, random_wanted
+from engine.model_draft import ModelDraft
+from engine.target import Target
+from lossless_cases import (
+    DRAFTS,
+    Verdict,
+    Wanted,
+    first_difference,
+    judge,
+    plain_lead,
+    random_wanted,
+    run,
+)
+from profiles import GREEDY, TreeConfig
+from tiny import VOCAB, tiny_model, twin_with_noise
 
 N_CASES = 300
 
@@ -35,3 +49,29 @@ def test_every_draft_of_the_cases_is_tried_and_the_good_ones_are_accepted(
         assert verdict.n_accepted[name] >= 10, name
     rare = ("lookup", "suffix", "other suffix", "hybrid head")
     assert sum(verdict.n_accepted[name] for name in rare) >= 40
+
+
+def rounding(target: Target, ids: list[int]) -> float:
+    """Return how far the logits of a text differ, token by token against all at once, relative
+    to their spread: what this dtype cannot tell apart."""
+    cache = target.new_cache(len(ids))
+    single = torch.cat([target.forward([token], cache)[0] for token in ids])
+    whole = target.forward(ids, target.new_cache(len(ids)))[0]
+    return float((single.double() - whole.double()).abs().max() / whole.double().std())
+
+
+def test_b08_bfloat16_differs_only_where_the_lead_is_within_its_rounding() -> None:
+    """float32 gives plain's ids; in bfloat16 a first difference needs a lead that rounding can
+    turn, a small share of the usual one, so that no wrong token is excused."""
+    tree = TreeConfig(depth=4, width=3, top_k=3, nodes=12)
+    for seed in range(4):
+        for dtype in (torch.float32, torch.bfloat16):
+            model = tiny_model("llama", seed, dtype, num_hidden_layers=2)
+            target, draft = Target(model), ModelDraft(twin_with_noise(model, 0.1), VOCAB)
+            wanted = Wanted("llama", model, target, [5, 9, 7, 11], GREEDY, 0, 60)
+            plain, found = run(wanted).generated, run(wanted, draft, tree).generated
+            if dtype == torch.float32:
+                assert found == plain
+            elif found != plain:
+                noise = rounding(target, wanted.prompt + plain)
+                assert plain_lead(wanted, first_difference(plain, found)) <= 2 * noise < 0.1

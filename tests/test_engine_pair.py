@@ -106,7 +106,7 @@ def test_a_target_is_known_by_its_path_weights_dtype_and_size(target_folder, dty
     assert ref.parameters < sum(tensor.numel() for tensor in model.state_dict().values())
 
 
-def test_other_weights_and_other_dtypes_have_other_hashes(target_folder, tmp_path):
+def test_b29_other_weights_and_other_dtypes_have_other_hashes(target_folder, tmp_path):
     model = LlamaForCausalLM.from_pretrained(target_folder)
     model.model.layers[1].mlp.up_proj.weight.data[0, 0] += 1
     changed = save(model, tmp_path)
@@ -143,7 +143,7 @@ def test_the_ids_that_end_a_text_come_from_the_generation_config_then_the_tokeni
     assert target_at(tmp_path).eos_ids == expected
 
 
-def test_every_id_of_a_list_ends_the_text(target_folder, tmp_path, loaded):
+def test_b01_every_id_of_a_list_ends_the_text(target_folder, tmp_path, loaded):
     plain = SpeculativeDecoder(loaded).generate(PROMPT, max_new_tokens=12).token_ids
     assert len(plain) == 12
     for position in (2, 6):
@@ -272,7 +272,7 @@ def test_a_file_that_is_not_gguf_is_refused(target_folder, loaded):
     assert "must be a .gguf file" in refusal(target_folder / "config.json", loaded)
 
 
-def test_a_folder_that_is_neither_head_nor_model_says_what_it_holds(
+def test_b38_a_folder_that_is_neither_head_nor_model_says_what_it_holds(
     target_folder, loaded, tmp_path
 ):
     supported = "must hold an EAGLE-3 head or a causal language model with its tokenizer"
@@ -293,7 +293,7 @@ def test_a_snapshot_that_is_neither_is_refused_by_its_hub_id(loaded, tmp_path, h
     assert "but acme/tiny holds config.json, " in refusal("acme/tiny", loaded)
 
 
-def test_adapters_and_folders_of_gguf_files_keep_their_own_advice(loaded, tmp_path):
+def test_b38_adapters_and_folders_of_gguf_files_keep_their_own_advice(loaded, tmp_path):
     (tmp_path / "tiny.gguf").touch()
     assert f"pass the file {tmp_path / 'tiny.gguf'}" in refusal(tmp_path, loaded)
     (tmp_path / "adapter_config.json").write_text("{}")

@@ -86,7 +86,7 @@ def test_the_noise_is_gumbel_and_independent_along(along: str) -> None:
         assert abs(np.corrcoef(uniform[lag:], uniform[:-lag])[0, 1]) < 5 / math.sqrt(n)
 
 
-def test_seeds_of_requests_differ_by_seed_and_by_index() -> None:
+def test_b11_seeds_of_requests_differ_by_seed_and_by_index() -> None:
     """Requests of one list never share a stream, and the seed of a request is for ever."""
     seeds = {request_seed(seed, index) for seed in range(50) for index in range(50)}
     assert len(seeds) == 2500

@@ -111,7 +111,7 @@ def test_b03_an_empty_prompt_is_refused() -> None:
         run(StopRules(3), prompt=[])
 
 
-def test_a_text_may_fill_the_context_but_not_exceed_it() -> None:
+def test_b03_a_text_may_fill_the_context_but_not_exceed_it() -> None:
     """The last position is used, also with drafts; one token more is refused."""
     small = Target(tiny_model("llama", 0, num_hidden_layers=1, max_position_embeddings=20))
     plain = run(StopRules(15), target=small).generated
@@ -121,7 +121,7 @@ def test_a_text_may_fill_the_context_but_not_exceed_it() -> None:
         run(StopRules(16), target=small)
 
 
-def test_the_first_token_may_be_the_last() -> None:
+def test_b03_the_first_token_may_be_the_last() -> None:
     """EOS from the prefill ends the text before any round."""
     request = run(StopRules(20, eos_ids=[FREE[0]]), DRAFTS["twin"], TREES["tree"])
     assert request.generated == FREE[:1]

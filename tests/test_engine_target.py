@@ -111,7 +111,7 @@ def test_last_only_gives_the_last_row(kind: str) -> None:
     assert_close(last, every[-1:])
 
 
-def test_keep_path_gathers_the_accepted_rows() -> None:
+def test_b04_keep_path_gathers_the_accepted_rows() -> None:
     """Rows of the accepted nodes move next to the prefix; a contiguous path moves nothing."""
     cache = KVCache(2, 4)
     for layer in cache.layers:

@@ -1,8 +1,10 @@
 """Text in and out: templates, start tokens, streaming without broken characters."""
 
 import random
+from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -120,6 +122,23 @@ def test_prompts_of_other_kinds_are_refused(prompt: object) -> None:
     """One sentence that says what a prompt is."""
     with pytest.raises(UsageError, match="a prompt"):
         encode_prompt(prompt, with_template())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        ["one", "another one", "a third one, longer than both"],
+        [[5, 6], [7]],
+        [[{"role": "user", "content": "one"}], [{"role": "user", "content": "two"}]],
+        torch.tensor([[5, 6], [7, 8]]),
+        torch.tensor([5, 6]),
+        {"input_ids": [5, 6]},
+    ],
+)
+def test_b21_several_prompts_at_once_are_refused_in_words(batch: Any) -> None:
+    """A prompt is one; a batch is not taken for a conversation, nor does it fail on its type."""
+    with pytest.raises(UsageError, match="a prompt must be .*(one at a time|give one of these)"):
+        encode_prompt(batch, with_template())
 
 
 def test_a_template_that_refuses_says_why() -> None:

@@ -45,7 +45,7 @@ def legal_trees():
                 continue
 
 
-def test_depth_0_is_plain_whatever_the_other_numbers_are():
+def test_b07_depth_0_is_plain_whatever_the_other_numbers_are():
     assert TreeConfig(depth=0) == PLAIN == tree(0, 3, 3, 10) == TreeConfig.chain(0)
     assert (PLAIN.width, PLAIN.top_k, PLAIN.nodes, PLAIN.pool) == (0, 0, 0, 0)
     assert PLAIN.is_plain
@@ -60,7 +60,7 @@ def test_level_sizes_follow_the_width_and_the_top_k():
     assert tree(3, 100, 2, 3).level_sizes == (2, 4, 8)
 
 
-def test_the_nodes_lie_between_the_depth_and_the_pool():
+def test_b07_the_nodes_lie_between_the_depth_and_the_pool():
     tree(4, 3, 3, 4)
     tree(4, 3, 3, 30)
     with pytest.raises(ValidationError, match=r"only 30 candidates; lower nodes to 30"):
@@ -70,7 +70,7 @@ def test_the_nodes_lie_between_the_depth_and_the_pool():
 
 
 @pytest.mark.parametrize("name", ["width", "top_k", "nodes"])
-def test_zero_below_the_root_is_refused_by_name_unless_plain(name):
+def test_b07_zero_below_the_root_is_refused_by_name_unless_plain(name):
     data = {"depth": 4, "width": 3, "top_k": 3, "nodes": 10, name: 0}
     with pytest.raises(SpectuneError) as caught:
         validated(TreeConfig, data, "--tree")
@@ -82,7 +82,7 @@ def test_zero_below_the_root_is_refused_by_name_unless_plain(name):
 
 @pytest.mark.parametrize("name", ["depth", "width", "top_k", "nodes"])
 @pytest.mark.parametrize("value", [-1, 1.5, "4", None, True, 10**12])
-def test_every_wrong_value_is_refused_in_one_line_that_names_it(name, value):
+def test_b07_every_wrong_value_is_refused_in_one_line_that_names_it(name, value):
     data = {"depth": 4, "width": 3, "top_k": 3, "nodes": 10, name: value}
     with pytest.raises(SpectuneError) as caught:
         validated(TreeConfig, data, "--tree")
@@ -135,7 +135,7 @@ def test_what_canonical_keeps_apart_differs_for_some_scores():
         assert kinds.setdefault(behaviour(config), config) == config
 
 
-def test_more_children_than_the_draft_has_tokens_are_refused():
+def test_b07_more_children_than_the_draft_has_tokens_are_refused():
     tree(2, 4, 32, 10).check_vocabulary(32)
     PLAIN.check_vocabulary(1)
     with pytest.raises(SpectuneError, match=r"tree\.top_k is 33, .* only 32 .* lower top_k to 32"):
