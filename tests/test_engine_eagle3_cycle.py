@@ -28,7 +28,7 @@ from tiny import tiny_model
 VOCAB = 32
 SPOKEN = [3, 4, 9, 11, 12, 20, 21, 30]
 """Tokens of the cycle, each followed by the next; they lie scattered in the vocabulary."""
-NEXT = {a: b for a, b in zip(SPOKEN, SPOKEN[1:] + SPOKEN[:1], strict=True)}
+NEXT = dict(zip(SPOKEN, SPOKEN[1:] + SPOKEN[:1], strict=True))
 DEPTH = 3
 N_NEW = 1 + 5 * (DEPTH + 1)
 
