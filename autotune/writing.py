@@ -23,6 +23,7 @@ from profiles import (
     RunnerUp,
     Score,
     SearchSummary,
+    draft_name,
     measurements_path,
     save,
     save_measurements,
@@ -80,7 +81,9 @@ def build_profile(
         tree=PLAIN if winner is None else rungs[winner].tree,
         evidence=None if winner is None or proof is None else proof.evidence[winner],
         alternatives=[
-            Alternative(draft=rung.draft, tree=rung.tree, evidence=evidence)
+            Alternative(
+                draft=draft_name(job.drafts[rung.draft].ref), tree=rung.tree, evidence=evidence
+            )
             for i, (rung, evidence) in enumerate(judged)
             if i != winner
         ],

@@ -3,7 +3,7 @@
 This package describes; it neither decodes, measures nor decides, and it loads no torch.
 """
 
-from .deployment import GREEDY, Device, Domain, DraftRef, Sampling, TargetRef
+from .deployment import GREEDY, Device, Domain, DraftRef, Sampling, TargetRef, draft_name
 from .errors import SpectuneError, UsageError
 from .evidence import Alternative, Evidence, Speedup
 from .exporting import ENGINES, Export, export
@@ -73,6 +73,7 @@ __all__ = [
     "atomic_write",
     "check_writable",
     "compare",
+    "draft_name",
     "export",
     "find",
     "format_validation_error",

@@ -162,3 +162,8 @@ class Sampling(StrictModel):
 
 
 GREEDY = Sampling(temperature=0.0)
+
+
+def draft_name(draft: DraftRef) -> str:
+    """Return how a draft is named among others: its id, or its kind where it has no weights."""
+    return draft.id or draft.kind

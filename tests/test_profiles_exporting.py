@@ -180,7 +180,7 @@ def test_every_export_says_what_it_proves(engine: str) -> None:
         "device: cpu, AMD EPYC, 2 threads",
         "baseline: plain decoding on this engine, same dtype, same threads",
         "1.79x, at least 1.7x at 95 % confidence on 32 held-out prompts",
-        "dropped: adaptive drafting and the guard",
+        "dropped: the guard (nothing falls back",
         f"unproven on {title} until re-measured",
         "temperature 0.7, top_k 20, top_p 0.9",
     ):
@@ -347,6 +347,13 @@ def test_projecting_needs_a_chain_of_the_same_draft_that_won() -> None:
         export(profile(), "vllm", chain=True)  # its only alternative is a chain of the lookup
     with pytest.raises(SpectuneError, match=r"D3 W1 K1 N3, ran at 1.02x \(at least 0.97x\)"):
         export(with_chain(ratio=1.02, low=0.97), "vllm", chain=True)
+
+
+def test_adaptive_drafting_is_named_as_dropped_where_the_profile_has_it() -> None:
+    assert "adaptive" not in export(profile(CHAIN), "sglang").text
+    text = export(profile(CHAIN | {"adaptive": True}), "sglang").text
+    assert "# dropped: adaptive drafting (every round has the whole tree there)" in text
+    assert "# speedup there, with adaptive drafting: 1.79x" in text
 
 
 def test_what_a_probe_corrected_is_named_because_engines_read_the_config() -> None:

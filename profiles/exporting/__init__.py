@@ -99,7 +99,8 @@ def export(profile: Profile, engine: str, *, chain: bool = False) -> Export:
         choice = own_chain(profile) if chain else own_tree(profile)
         check_runnable(choice, engine, rules.drafts)
         tree, evidence = choice.tree, choice.evidence
-        comments += [*comment.proof(tree, evidence), *comment.dropped(choice.draft, title)]
+        comments += comment.proof(tree, evidence, adaptive=profile.adaptive)
+        comments += comment.dropped(profile, title)
         body = rules.write(choice)
     lines = [comment.one_line(line) for line in [*comments, *body.usage, comment.unproven(title)]]
     text = "".join(f"# {line}\n" for line in lines) + body.text

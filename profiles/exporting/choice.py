@@ -5,7 +5,7 @@ Refuses what the engine cannot run. Knows nothing of how a setting is written fo
 
 from dataclasses import dataclass
 
-from ..deployment import DraftRef
+from ..deployment import DraftRef, draft_name
 from ..engine_spaces import ENGINE_SPACES, nearest, why_not
 from ..errors import SpectuneError
 from ..evidence import Alternative, Evidence
@@ -90,11 +90,6 @@ def check_runnable(choice: Choice, engine: str, drafts: frozenset[str]) -> None:
     if legal.is_chain:
         remedy += "; --project chain takes the chain that this profile has proved, if any"
     raise SpectuneError(f"{reason}, but the profile's tree is {tree.label()}; {remedy}")
-
-
-def draft_name(draft: DraftRef) -> str:
-    """Return the name of a draft as alternatives give it."""
-    return draft.id or draft.kind
 
 
 def _refuse_unproved(profile: Profile, chain: Alternative) -> None:

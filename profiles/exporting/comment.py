@@ -21,14 +21,14 @@ def provenance(profile: Profile, title: str, version: str) -> list[str]:
     ]
 
 
-def proof(tree: TreeConfig, evidence: Evidence) -> list[str]:
+def proof(tree: TreeConfig, evidence: Evidence, *, adaptive: bool) -> list[str]:
     """Give the figures of the exported tree and what they are compared with."""
-    speedup = evidence.speedup
+    speedup, with_adaptive = evidence.speedup, ", with adaptive drafting" * adaptive
     return [
         f"tree: {tree.label()}, {evidence.tau:.3g} tokens per round, {evidence.break_even_tau:.3g}"
         " to break even",
         f"baseline: {evidence.baseline}",
-        f"speedup there: {speedup.ratio:.3g}x, at least {speedup.low:.3g}x at "
+        f"speedup there{with_adaptive}: {speedup.ratio:.3g}x, at least {speedup.low:.3g}x at "
         f"{100 * speedup.confidence:.3g} % confidence on {speedup.prompts} held-out prompts",
     ]
 
@@ -42,11 +42,13 @@ def no_proof(profile: Profile) -> list[str]:
     ]
 
 
-def dropped(draft: DraftRef, title: str) -> list[str]:
+def dropped(profile: Profile, title: str) -> list[str]:
     """Name what the profile does at run time and the engine does not."""
+    adaptive = "adaptive drafting (every round has the whole tree there) and " * profile.adaptive
+    draft = profile.draft
     lines = [
-        "dropped: adaptive drafting and the guard; the tree is fixed, and nothing falls back to "
-        "plain decoding when it stops paying"
+        f"dropped: {adaptive}the guard (nothing falls back to plain decoding there when "
+        "speculation stops paying)"
     ]
     if draft.rope_theta is not None:
         lines.append(
