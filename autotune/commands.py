@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> None:
         "max_new_tokens": arguments.max_new_tokens,
         "seed": arguments.seed,
         "stop": arguments.stop,
-        "raw": arguments.raw,
+        "raw": arguments.raw or decoder.raw,
     }
     if arguments.compare:
         _compare(arguments, decoder, prompts, options)
@@ -130,7 +130,7 @@ def _converse(
     answers: list[str] = []
     results = []
     for _ in prompt.turns:
-        ids = render(prompt, answers, decoder.loaded.tokenizer, raw=arguments.raw)
+        ids = render(prompt, answers, decoder.loaded.tokenizer, raw=options["raw"])
         request = decoder.request(ids, **options)
         stream = TextStream(decoder.loaded.tokenizer)
         for token_ids in decoder.run(request):
@@ -171,7 +171,7 @@ def _compare(
     from .sample import render
 
     tokenizer = decoder.loaded.tokenizer
-    ids = [render(prompt, [], tokenizer, raw=arguments.raw) for prompt in prompts]
+    ids = [render(prompt, [], tokenizer, raw=options["raw"]) for prompt in prompts]
     figures = compare_decoders(decoder, ids, options)
     if arguments.json:
         _print_json(figures)

@@ -72,6 +72,7 @@ def checklist(profile: Profile) -> list[tuple[str, str]]:
     data = (
         f"{domain.name}: {domain.n_tune} prompts to tune on, {domain.n_holdout} held out, "
         f"{domain.mean_prompt_tokens:.0f} tokens each, {domain.max_new_tokens} new ones"
+        + (f", template: {domain.template}" if domain.template else "")
     )
     return [
         ("baseline", plain_label(profile)),

@@ -74,6 +74,7 @@ def build_profile(
             n_holdout=len(sample.holdout),
             mean_prompt_tokens=sample.mean_prompt_tokens,
             max_new_tokens=settings.max_new_tokens,
+            template=sample.template,
         ),
         sampling=settings.sampling,
         decision="plain" if winner is None else "speculate",

@@ -69,6 +69,7 @@ class SpeculativeDecoder:
         tree: The tree of every round.
         sampling: Temperature, top-k and top-p; greedy by default.
         serving: How the tree is served: guarded, and perhaps adaptive; by default neither.
+        raw: Leave out the chat template where a request does not say.
 
     All requests of a decoder share its guard: what one teaches about the traffic holds for the
     next, and what may be lost is counted over all of them. Decoders are not for several threads.
@@ -81,6 +82,8 @@ class SpeculativeDecoder:
         tree: TreeConfig = PLAIN,
         sampling: Sampling = GREEDY,
         serving: Serving | None = None,
+        *,
+        raw: bool = False,
     ) -> None:
         self._guard: Guard | None = None
         self._shaper: Shaper | None = None
@@ -99,6 +102,7 @@ class SpeculativeDecoder:
         self.draft = None if draft is None else fresh(draft)
         self.tree = tree
         self.sampling = sampling
+        self.raw = raw
 
     @classmethod
     def from_profile(
@@ -134,16 +138,17 @@ class SpeculativeDecoder:
                 device=device or profile.device.kind or "auto",
             )
         sampling = sampling or profile.sampling
+        raw = profile.domain.template == "none"  # prompts are built as those that were measured
         if profile.decision == "plain":
-            return cls(loaded, sampling=sampling)
+            return cls(loaded, sampling=sampling, raw=raw)
         fatal = _fatal(profile, facts(loaded, profile.draft, sampling))
         if not fatal or trust:
             draft = draft_of(profile.draft, loaded)
             fatal = _fatal(profile, facts(loaded, draft.ref, sampling))
             if not fatal or trust:
-                return cls(loaded, draft.draft, profile.tree, sampling, profile.serving)
+                return cls(loaded, draft.draft, profile.tree, sampling, profile.serving, raw=raw)
         warnings.warn(_distrust(profile, fatal), UntrustedProfileWarning, stacklevel=2)
-        return cls(loaded, sampling=sampling)
+        return cls(loaded, sampling=sampling, raw=raw)
 
     def request(
         self,
@@ -155,7 +160,7 @@ class SpeculativeDecoder:
         stop: str | Sequence[str] = (),
         logits_processors: Sequence[LogitsProcessor] = (),
         stopping_criteria: Sequence[StoppingCriterion] = (),
-        raw: bool = False,
+        raw: bool | None = None,
         forced: list[int] | None = None,
     ) -> Request:
         """Return a request ready to be decoded; the arguments are those of `generate`."""
@@ -164,7 +169,7 @@ class SpeculativeDecoder:
         return Request(
             self.loaded.target,
             None if is_short else self.draft,
-            encode_prompt(prompt, self.loaded.tokenizer, raw=raw),
+            encode_prompt(prompt, self.loaded.tokenizer, raw=self.raw if raw is None else raw),
             Sampler(self.sampling, request_seed(seed, index), logits_processors),
             StopRules(
                 max_new_tokens,
@@ -214,7 +219,7 @@ class SpeculativeDecoder:
             **options: `max_new_tokens` (256), `seed` (0) and `index` (0, the prompt's place in a
                 list; together they fix the noise of sampling), `stop` (a string or strings that
                 end the text), `logits_processors` and `stopping_criteria` of transformers, `raw`
-                (no chat template).
+                (no chat template; as the profile's prompts were built if left out).
 
         Raises:
             UsageError: The prompt is empty or does not fit the context.

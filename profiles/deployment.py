@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from .strict import AtLeastOne, Count, Items, Number, Positive, StrictModel, Text, broken_rule
 
+Template = Literal["chat", "none"]
 DraftKind = Literal["eagle3", "model", "lookup", "suffix", "hybrid", "none"]
 
 # Kept to the last digit: it is computed with.
@@ -144,6 +145,10 @@ class Domain(StrictModel):
     n_holdout: Count = Field(description="prompts used to judge")
     mean_prompt_tokens: Positive = Field(description="mean prompt length, tokens")
     max_new_tokens: AtLeastOne = Field(description="output budget per prompt, tokens")
+    template: Template | None = Field(
+        default=None,
+        description="whether prompts were put into the target's chat template; missing = unknown",
+    )
 
 
 class Sampling(StrictModel):
@@ -166,4 +171,4 @@ GREEDY = Sampling(temperature=0.0)
 
 def draft_name(draft: DraftRef) -> str:
     """Return how a draft is named among others: its id, or its kind where it has no weights."""
-    return draft.id or draft.kind
+    return f"hybrid:{draft.id}" if draft.kind == "hybrid" else draft.id or draft.kind

@@ -153,6 +153,7 @@ def test_a_job_on_real_times_writes_a_whole_profile(
     assert profile.target.id == folders["target"]
     assert profile.domain.name == "prompts"
     assert (profile.domain.n_tune, profile.domain.n_holdout) == (3, 8)
+    assert profile.domain.template == "chat"
     drafts = {score.draft for score in load_measurements(measurements_path(out)).scores}
     assert drafts == {"lookup", folders["noisy"]}
 

@@ -69,6 +69,25 @@ def test_b11_place_in_the_list_and_seed_fix_the_text_order_does_not() -> None:
     assert other not in texts
 
 
+@pytest.mark.parametrize("template", ["chat", "none", None])
+@pytest.mark.parametrize("decision", ["speculate", "plain"])
+def test_b20_prompts_are_built_as_those_that_were_measured(
+    decision: str, template: str | None
+) -> None:
+    """What a profile was tuned on is what it serves; a request may still say otherwise."""
+    where = loaded()
+    where.tokenizer.chat_template = "<s>{{ messages[0]['content'] }}:"
+    changes = {"domain.template": template}
+    if decision == "plain":
+        changes |= toy_profiles.PLAIN_CHANGES
+    decoder = SpeculativeDecoder.from_profile(profile(where, changes), loaded=where)
+    short: dict[str, Any] = {"max_new_tokens": 8}
+    bare, chat = where.tokenizer.encode("hi"), where.tokenizer.encode("<s>hi:")
+    assert decoder.request("hi", **short).tokens == (bare if template == "none" else chat)
+    assert decoder.request("hi", raw=True, **short).tokens == bare
+    assert decoder.request("hi", raw=False, **short).tokens == chat
+
+
 def test_b21_prompts_of_any_length_in_turn_give_their_single_runs() -> None:
     """One after the other on one decoder, longest first: nothing of a request is left behind."""
     prompts = [list(range(3, 3 + n)) for n in (60, 1, 17)]

@@ -16,6 +16,7 @@ DRAFT_WORDS = {
     "eagle3": "EAGLE-3 heads",
     "model": "small models as drafts",
     "lookup": "model-free lookup",
+    "suffix": "suffix decoding",
 }
 
 
@@ -77,7 +78,7 @@ def check_runnable(choice: Choice, engine: str, drafts: frozenset[str]) -> None:
     """
     kind, tree = choice.draft.kind, choice.tree
     if kind not in drafts:
-        known = " and ".join(words for name, words in DRAFT_WORDS.items() if name in drafts)
+        known = ", ".join(words for name, words in DRAFT_WORDS.items() if name in drafts)
         raise SpectuneError(
             f"{ENGINE_SPACES[engine].title} runs {known}, but this profile drafts with kind "
             f"{kind}; tune with such a draft, or export for another engine"
