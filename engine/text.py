@@ -63,16 +63,14 @@ def encode_prompt(
     Raises:
         UsageError: The prompt is empty or none of these, or the chat template refuses it.
     """
-    if not isinstance(prompt, Sequence):
-        kind = type(prompt).__name__
-        raise UsageError(f"{_PROMPT_RULE}, but is a {kind}; give one of these, e.g. its tolist()")
+    _check_is_sequence(prompt)
     if not prompt:
         raise UsageError("a prompt needs at least one token, but it is empty; give some text")
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
     if all(isinstance(item, int) for item in prompt):
         return list(prompt)  # type: ignore[arg-type]
-    if isinstance(prompt[0], (str, Sequence)):
+    if isinstance(prompt[0], Sequence):
         raise UsageError(f"{_PROMPT_RULE}, but is a list of several; give them one at a time")
     try:
         return encode_chat(prompt, tokenizer, raw=raw)  # type: ignore[arg-type]
@@ -82,6 +80,12 @@ def encode_prompt(
         ) from error
     except ValueError as error:
         raise UsageError(f"the target's chat template refuses the prompt: {error}") from error
+
+
+def _check_is_sequence(prompt: object) -> None:
+    if not isinstance(prompt, Sequence):
+        kind = type(prompt).__name__
+        raise UsageError(f"{_PROMPT_RULE}, but is a {kind}; give one of these, e.g. its tolist()")
 
 
 def _encode(text: str, tokenizer: Any) -> list[int]:

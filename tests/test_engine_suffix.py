@@ -37,7 +37,7 @@ def test_the_shortest_match_is_honoured(min_match: int, found: int) -> None:
     assert tree.tokens == {1: [7, 8], 2: [7], 0: []}[found]
 
 
-def test_nothing_to_find_gives_an_empty_tree() -> None:
+def test_b24_nothing_to_find_gives_an_empty_tree() -> None:
     """A text without repeats drafts nothing."""
     tree = propose(LookupDraft(1, 5).open([1, 2, 3], 100), 4, 2, 2, 8)
     assert tree == DraftTree([], [])

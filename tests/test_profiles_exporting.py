@@ -18,6 +18,9 @@ from toy_profiles import PLAIN_CHANGES, data, profile
 
 CHAIN_ENGINES = ("vllm", "transformers", "llama.cpp")
 LOOKUP = {"draft": {"kind": "lookup", "min_match": 2, "max_match": 5}}
+SUFFIX = {"draft": {"kind": "suffix", "min_match": 2, "max_match": 5}}
+HYBRID: dict[str, Any] = {"draft": {"kind": "hybrid", "id": "toy/head", "sha256": "0b" * 32}}
+HYBRID["draft"] |= {"min_match": 1, "max_match": 9, "match_nodes": 8, "match_tau": 2.0}
 MODEL = {"draft": {"kind": "model", "id": "toy/small", "sha256": "0b" * 32}}
 CHAIN = {"tree": {"depth": 5, "width": 1, "top_k": 1, "nodes": 5}}
 TREE = {"tree": {"depth": 4, "width": 3, "top_k": 3, "nodes": 10}}
@@ -82,6 +85,12 @@ KNOBS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         "vllm",
         LOOKUP | CHAIN,
         {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}
+        | {"num_speculative_tokens": 5},
+    ),
+    (
+        "vllm",
+        SUFFIX | CHAIN,
+        {"method": "suffix", "suffix_decoding_max_cached_requests": 0}
         | {"num_speculative_tokens": 5},
     ),
     (
@@ -280,7 +289,9 @@ def test_a_redundant_width_is_no_width_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("engine", "changes", "words"),
     [
-        ("transformers", CHAIN, "small models as drafts and model-free lookup, .* kind eagle3"),
+        ("transformers", CHAIN, "small models as drafts, model-free lookup, .* kind eagle3"),
+        ("llama.cpp", SUFFIX | CHAIN, "kind suffix"),
+        ("vllm", HYBRID | CHAIN, "kind hybrid"),
         ("eagle", MODEL | CHAIN, "EAGLE runs EAGLE-3 heads, .* kind model"),
         ("eagle", LOOKUP | CHAIN, "kind lookup"),
         ("sglang", LOOKUP | TREE, "SGLang drafts with kind lookup in a chain only"),
@@ -340,6 +351,11 @@ def test_projecting_a_chain_takes_the_chain_itself() -> None:
     assert "1.79x" in exported.text
 
 
+def test_a_chain_of_a_hybrid_is_none_of_its_head() -> None:
+    with pytest.raises(SpectuneError, match=r"another draft \(hybrid:toy/head, lookup\)"):
+        export(with_chain("hybrid:toy/head"), "vllm", chain=True)
+
+
 def test_projecting_needs_a_chain_of_the_same_draft_that_won() -> None:
     with pytest.raises(SpectuneError, match="there is none; tune again"):
         export(profile({"alternatives": []}), "vllm", chain=True)
@@ -361,6 +377,11 @@ def test_what_a_probe_corrected_is_named_because_engines_read_the_config() -> No
     text = export(profile(changes), "sglang").text
     assert "# dropped: rope_theta 10000 that the head was found to need" in text
     assert "# dropped: feature layers [2, 4, 5]" in text
+
+
+def test_a_bound_on_the_likelihood_of_paths_is_named_as_dropped() -> None:
+    bound = {"draft": {"kind": "lookup", "min_match": 1, "max_match": 5, "min_probability": 0.1}}
+    assert "# dropped: min_probability 0.1 of" in export(profile(CHAIN | bound), "vllm").text
 
 
 def test_a_shortest_match_that_an_engine_has_not_is_named() -> None:

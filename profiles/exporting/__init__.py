@@ -42,7 +42,7 @@ def _engine(module: Any, *drafts: str) -> Engine:
 
 ENGINES = {
     "sglang": _engine(sglang, "eagle3", "model", "lookup"),
-    "vllm": _engine(vllm, "eagle3", "model", "lookup"),
+    "vllm": _engine(vllm, "eagle3", "model", "lookup", "suffix"),
     "tensorrt-llm": _engine(tensorrt_llm, "eagle3", "model", "lookup"),
     "openvino": _engine(openvino, "eagle3", "model", "lookup"),
     "transformers": _engine(hugging_face, "model", "lookup"),

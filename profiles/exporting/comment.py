@@ -60,6 +60,8 @@ def dropped(profile: Profile, title: str) -> list[str]:
             f"dropped: feature layers {list(draft.feature_layers)} (hidden states, 0 = embeddings)"
             f" that the head was found to need; {title} reads them from the head's config.json"
         )
+    if draft.min_probability is not None:
+        lines.append(f"dropped: min_probability {draft.min_probability:g} of drafted paths")
     return lines
 
 
@@ -86,8 +88,8 @@ def _device(device: Device) -> str:
 
 
 def _draft(draft: DraftRef) -> str:
-    if draft.kind == "lookup":
-        return f"lookup of {draft.min_match} to {draft.max_match} tokens"
+    if not draft.has_weights:
+        return f"{draft.kind} of {draft.min_match} to {draft.max_match} tokens"
     return " ".join(filter(None, (draft.kind, draft.id)))
 
 

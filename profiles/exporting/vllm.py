@@ -10,7 +10,7 @@ from .body import Body, command, yaml_text
 from .choice import Choice
 
 VERSION = "0.33.0"
-METHODS = {"eagle3": "eagle3", "model": "draft_model", "lookup": "ngram"}
+METHODS = {"eagle3": "eagle3", "model": "draft_model", "lookup": "ngram", "suffix": "suffix"}
 
 
 def write(choice: Choice) -> Body:
@@ -19,6 +19,9 @@ def write(choice: Choice) -> Body:
     config: dict[str, Any] = {"method": METHODS[draft.kind]}
     if draft.kind == "lookup":
         config |= {"prompt_lookup_min": draft.min_match, "prompt_lookup_max": draft.max_match}
+    elif draft.kind == "suffix":
+        if draft.history is None:  # earlier requests are not looked in, as they were not here
+            config["suffix_decoding_max_cached_requests"] = 0
     else:
         config["model"] = draft.id
     config["num_speculative_tokens"] = choice.tree.depth
