@@ -25,8 +25,11 @@ N_DRAFT_TOKENS = 4
 MAX_MATCH = 4
 """Longest n-gram that its prompt lookup looks for."""
 
+_SMALL = TreeConfig(depth=3, width=3, top_k=3, nodes=6)
+
 UNTUNED = {
-    "eagle3": TreeConfig(depth=3, width=3, top_k=3, nodes=6),
+    "eagle3": _SMALL,
+    "hybrid": _SMALL,
     "model": TreeConfig.chain(3),
 }
 """Trees that are sensible without tuning, by kind of draft."""
@@ -39,10 +42,14 @@ def untuned_tree(draft: LoadedDraft) -> TreeConfig:
 
 
 def ours(name: str, decoder: SpeculativeDecoder) -> Contender:
-    """Return a decoder of ours, run on forced text so that every contender has one task."""
+    """Return a decoder of ours, run on forced text so that every contender has one task.
+
+    As in serving, a draft that looks back at earlier answers sees those of the run so far.
+    """
 
     def run(trace: Trace) -> TimedText:
         done = run_forced(decoder, trace)
+        decoder.remember([trace])
         return TimedText(done.total_s, done.decode_s, tuple(trace.generated))
 
     return Contender(name, run, required=True)

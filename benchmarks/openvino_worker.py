@@ -2,9 +2,10 @@
 
 Run by the Python of OpenVINO's own environment; uses nothing of spectune.
 
-    python openvino_worker.py MODEL_FOLDER THREADS DRAFT_TOKENS MAX_MATCH
+    python openvino_worker.py MODEL_FOLDER PRECISION THREADS DRAFT_TOKENS MAX_MATCH
 
-`DRAFT_TOKENS` 0 is plain decoding, otherwise prompt lookup drafts as many.
+`PRECISION` is bf16, f16 or f32; `DRAFT_TOKENS` 0 is plain decoding, otherwise prompt lookup
+drafts as many.
 """
 
 import json
@@ -39,10 +40,14 @@ class FirstTokens(openvino_genai.StreamerBase):
 
 def main() -> None:
     """Load the pipeline, say so, and answer line by line."""
-    folder, threads, n_draft, max_match = sys.argv[1], *map(int, sys.argv[2:5])
+    folder, precision = sys.argv[1:3]
+    threads, n_draft, max_match = map(int, sys.argv[3:6])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever the libraries print goes to the log
-    options: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads}
+    options: dict[str, Any] = {
+        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": precision,
+    }
     if n_draft:
         options["prompt_lookup"] = True
     pipeline = openvino_genai.LLMPipeline(folder, "CPU", **options)

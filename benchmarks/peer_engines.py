@@ -249,16 +249,21 @@ class OpenVino(Peer):
         mode: `plain` or `n-gram`.
         python: Python of its environment.
         model: Folder of the exported model.
+        dtype: Such as `bfloat16`.
         threads: CPU threads.
         logs: Folder for its log.
     """
 
-    def __init__(self, mode: str, *, python: Path, model: Path, threads: int, logs: Path) -> None:
+    PRECISION = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+
+    def __init__(
+        self, mode: str, *, python: Path, model: Path, dtype: str, threads: int, logs: Path
+    ) -> None:
         super().__init__(f"OpenVINO {mode}", logs)
         n_draft = N_DRAFT_TOKENS if mode == "n-gram" else 0
         worker = Path(__file__).with_name("openvino_worker.py")
-        self._command: list[str | Path] = [python, worker, model, str(threads), str(n_draft)]
-        self._command.append(str(MAX_MATCH))
+        self._command: list[str | Path] = [python, worker, model, self.PRECISION[dtype]]
+        self._command += [str(number) for number in (threads, n_draft, MAX_MATCH)]
 
     def _greet(self) -> None:
         if (said := self._running.read_line().strip()) != "ready":

@@ -21,8 +21,7 @@ def pass_figures(
 ) -> dict[str, float | None]:
     """Return `pass_8_over_1` and `draft_step_share`, medians over rounds with their intervals.
 
-    Every round is followed by a plain one, whose verify pass is the 1-token pass it is divided
-    by.
+    Plain rounds are timed in between; a round is divided by the 1-token pass of the nearest.
     """
     probes = _rounds(loaded, ProbeDraft(), texts, TreeConfig.chain(PASS_TOKENS - 1))
     ratios = [probe.verify_s / plain.verify_s for probe, plain in probes]
@@ -35,6 +34,8 @@ def pass_figures(
 def _rounds(
     loaded: LoadedTarget, draft: Draft, texts: Sequence[Trace], tree: TreeConfig
 ) -> list[tuple[RoundTime, RoundTime]]:
-    """Return timed rounds, each with the plain round after it."""
+    """Return timed rounds, each with the plain round nearest in time."""
     times = measure_rounds(loaded.target, draft, texts, [tree], n_rounds=N_ROUNDS, sampling=GREEDY)
-    return list(zip(times[::2], times[1::2], strict=True))
+    plain = [i for i, time in enumerate(times) if time.tree.is_plain]
+    timed = [i for i, time in enumerate(times) if time.tree == tree and not time.is_first]
+    return [(times[i], times[min(plain, key=lambda at: abs(at - i))]) for i in timed]

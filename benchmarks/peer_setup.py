@@ -43,21 +43,21 @@ def add_places(options: argparse.ArgumentParser) -> None:
 
 def configured_peers(arguments: argparse.Namespace, loaded: LoadedTarget) -> list[Peer]:
     """Return the engines whose places are given, in all their modes."""
-    logs = arguments.records.parent / "peer-logs"
-    options: dict[str, Any] = {"threads": torch.get_num_threads(), "logs": logs}
+    common: dict[str, Any] = {
+        "threads": torch.get_num_threads(),
+        "logs": arguments.records.parent / "peer-logs",
+    }
     peers: list[Peer] = []
-    if arguments.vllm_python:
+    if python := arguments.vllm_python:
         model = demo_target_path() if arguments.target == "demo" else Path(arguments.target)
-        vllm = {"python": arguments.vllm_python, "model": model, "dtype": loaded.ref.dtype}
-        modes = Vllm.modes(arguments.vllm_python)
-        peers += [Vllm(mode, max_tokens=MAX_TOKENS, **vllm, **options) for mode in modes]
-    if arguments.openvino_python and arguments.openvino_model:
-        place = {"python": arguments.openvino_python, "model": arguments.openvino_model}
-        peers += [OpenVino(mode, **place, **options) for mode in ("plain", "n-gram")]
-    if arguments.llama_server and arguments.llama_model:
-        place = {"server": arguments.llama_server, "model": arguments.llama_model}
-        modes = ["plain", "n-gram"]
-        peers += [LlamaCpp(mode, max_tokens=MAX_TOKENS, **place, **options) for mode in modes]
+        more = common | {"model": model, "dtype": loaded.ref.dtype, "max_tokens": MAX_TOKENS}
+        peers += [Vllm(mode, python=python, **more) for mode in Vllm.modes(python)]
+    if (python := arguments.openvino_python) and (model := arguments.openvino_model):
+        more = common | {"model": model, "dtype": loaded.ref.dtype}
+        peers += [OpenVino(mode, python=python, **more) for mode in ("plain", "n-gram")]
+    if (server := arguments.llama_server) and (model := arguments.llama_model):
+        more = common | {"model": model, "max_tokens": MAX_TOKENS}
+        peers += [LlamaCpp(mode, server=server, **more) for mode in ("plain", "n-gram")]
     return peers
 
 

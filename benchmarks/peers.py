@@ -67,26 +67,11 @@ def main() -> None:
     records = PeerRecords(arguments.records, settings_of(arguments, loaded, domains, peers))
     limits = measure_limits(loaded.target.device, loaded.target.dtype)
     skipped: dict[str, str] = {}
-    missing = [name for name in domains if records.get(name) is None]
-    with ExitStack() as stack:
-        contenders = common_contenders(arguments, loaded, skipped)
-        if missing:
-            contenders += start(peers, stack, skipped)
-            texts = [text for domain in domains.values() for text in domain.texts]
-            longest = warm_up_text(texts, loaded.target.vocab_size)
-            say("warming up")
-            warm_up(contenders, longest, skipped)
-        for name in missing:
-            turn = [*contenders[:1], ours(SPECULATIVE, domains[name].decoder), *contenders[1:]]
-            runs = compare(name, domains[name].texts, turn, arguments.block, skipped, progress)
-            records.put(name, runs)
-    for name, reason in skipped.items():
-        say(f"left out: {name}: {reason}")
+    by_domain = time_domains(arguments, loaded, domains, peers, records, skipped, progress)
     say("timing passes")
     texts = next(iter(domains.values())).texts
     passes = pass_figures(loaded, load_draft(arguments.draft, loaded).draft, texts)
     limits = limits.or_better(measure_limits(loaded.target.device, loaded.target.dtype))
-    by_domain = {name: records.get(name) or {} for name in domains}
     if (work := work_of(loaded.target)) is not None:
         for name, runs in by_domain.items():
             runs[FLOOR] = [work.plain_text(limits, text) for text in domains[name].texts]
@@ -106,6 +91,36 @@ def main() -> None:
         left_out=skipped,
     )
     publish(figures, facts, tables(by_domain, figures), arguments.json)
+
+
+def time_domains(
+    arguments: argparse.Namespace,
+    loaded: LoadedTarget,
+    domains: dict[str, Domain],
+    peers: Sequence[Peer],
+    records: PeerRecords,
+    skipped: dict[str, str],
+    progress: OnTerminal,
+) -> dict[str, Runs]:
+    """Return the runs of every domain; those that are recorded already are not run again."""
+    recorded = {name: runs for name in domains if (runs := records.get(name)) is not None}
+    if len(recorded) == len(domains):
+        return recorded
+    contenders = common_contenders(arguments, loaded, skipped)
+    with ExitStack() as stack:
+        contenders += start(peers, stack, skipped)
+        say("warming up")
+        texts = [text for domain in domains.values() for text in domain.texts]
+        warm_up(contenders, warm_up_text(texts, loaded.target.vocab_size), skipped)
+        for name, domain in domains.items():
+            if name not in recorded:
+                turn = [contenders[0], ours(SPECULATIVE, domain.decoder), *contenders[1:]]
+                runs = compare(name, domain.texts, turn, arguments.block, skipped, progress)
+                records.put(name, runs)
+                recorded[name] = runs
+    for name, reason in skipped.items():
+        say(f"left out: {name}: {reason}")
+    return {name: recorded[name] for name in domains}
 
 
 def read_options() -> argparse.Namespace:

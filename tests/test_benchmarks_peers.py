@@ -144,8 +144,14 @@ def test_a_server_answers_with_as_many_tokens_as_asked_and_its_errors_are_told(
 
 
 def test_a_peer_that_cannot_start_can_be_stopped(tmp_path: Path) -> None:
-    python = Path(sys.executable)
-    peer = OpenVino("plain", python=python, model=tmp_path, threads=1, logs=tmp_path)
+    peer = OpenVino(
+        "plain",
+        python=Path(sys.executable),
+        model=tmp_path,
+        dtype="bfloat16",
+        threads=1,
+        logs=tmp_path,
+    )
     with pytest.raises(PeerError, match="openvino|ended"):
         peer.start()
     peer.stop()
