@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from profiles import Device, Evidence, Measurements, ProbedValue, Profile
+from profiles import Device, Evidence, GuardSettings, Measurements, ProbedValue, Profile
 
 from .figure_tables import acceptance_table, round_table, trials_table
 from .findings import (
@@ -87,6 +87,7 @@ def circumstances(profile: Profile) -> list[tuple[str, str]]:
     rows = (
         ("target", f"{profile.target.id} ({profile.target.dtype})"),
         ("draft", draft_label(profile)),
+        ("serving", serving_label(profile)),
         ("probe", probe_label(profile)),
         ("sampling", sampling_label(profile)),
         ("device", device_label(profile.device)),
@@ -163,6 +164,15 @@ def draft_label(profile: Profile) -> str:
     return f"{label}; up to {draft.match_nodes} nodes without it where {free}"
 
 
+def serving_label(profile: Profile) -> str | None:
+    """Return how the tree is served and what it may lose, in words."""
+    if profile.evidence is None:
+        return None
+    guard = profile.guard or GuardSettings()
+    loss = f"a request may lose the time of {guard.allowance_tokens:g} plain tokens, not more"
+    return f"{'tree fitted to every round' if profile.adaptive else 'fixed tree'}; {loss}"
+
+
 def probe_label(profile: Profile) -> str | None:
     """Return what was found about the conventions of an EAGLE-3 head, in words."""
     if not profile.probe:
@@ -206,8 +216,17 @@ def noise_label(profile: Profile) -> str | None:
     """Return how steady the machine was, in words."""
     if profile.noise is None:
         return None
-    spread, drift = 100 * profile.noise.spread, 100 * profile.noise.drift
-    return f"a fixed pass varied by {spread:.0f} % and drifted by {drift:+.0f} %"
+    noise = profile.noise
+    told = [
+        f"a fixed pass varied by {100 * noise.spread:.0f} %, drifted by {100 * noise.drift:+.0f} %"
+    ]
+    if noise.slowest is not None:
+        told.append(f"took up to {noise.slowest:.2f} times as long during the holdout")
+    if noise.remeasured or noise.left_out:
+        told.append(
+            f"{noise.remeasured} prompts were measured again for it, {noise.left_out} left out"
+        )
+    return "; ".join(told)
 
 
 def sampling_label(profile: Profile) -> str:
