@@ -38,6 +38,7 @@ def verify_picture(profile: Profile, measurements: Measurements) -> Picture | No
         axes.plot(nodes, fit, color=BLUE, label="cost model")
         _scatter(axes, [p for p in points if p.x], summary, BLUE, "measured")
         _scatter(axes, [p for p in points if not p.x], summary, ORANGE, "plain, 1 token")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("draft nodes verified in one pass")
         axes.set_ylabel("time of the pass (ms)")
         _from_zero(axes)
@@ -46,7 +47,7 @@ def verify_picture(profile: Profile, measurements: Measurements) -> Picture | No
 
     return Picture(
         "Verifying nodes",
-        f"Medians of served rounds, each next to a plain round of {summary.reference_ms:.3g} ms, "
+        f"Medians of served rounds, each next to a plain round of {_told(summary.reference_ms)} ms, "
         f"behind {context:.0f} tokens. "
         f"Up to {nearly_free} nodes cost at most {NEARLY_FREE} plain tokens, {last} nodes cost "
         f"{costs[last]:.2f}.",
@@ -152,14 +153,18 @@ def round_picture(profile: Profile, subject: Subject) -> Picture | None:
         axes.set_xlabel("time (ms)")
         legend(axes, 3)
 
-    shares = ", ".join(f"{name} {ms:.2g} ms" for name, ms in parts)
+    shares = ", ".join(f"{name} {_told(ms)} ms" for name, ms in parts)
     return Picture(
         "Where the time of a round goes",
         f"A round of {subject.tree.label()} gives {subject.tau:.2f} tokens and takes about "
-        f"{total:.3g} ms by the cost model ({shares}); a plain token takes {plain:.3g} ms.",
-        f"Bar of a round by part, {total:.3g} ms, above the bar of as many plain tokens.",
+        f"{_told(total)} ms by the cost model ({shares}); a plain token takes {_told(plain)} ms.",
+        f"Bar of a round by part, {_told(total)} ms, above the bar of as many plain tokens.",
         draw(paint, height=2.3),
     )
+
+
+def _told(ms: float) -> str:
+    return f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}"
 
 
 def _scatter(

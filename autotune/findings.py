@@ -122,7 +122,10 @@ def commands(path: Path) -> list[tuple[str, str]]:
     name = shlex.quote(path.name)
     return [
         ("Decode", f"spectune run {name} --prompt TEXT"),
-        ("See the gain on your own prompts", f"spectune run {name} --prompts FILE --compare"),
+        (
+            "Compare with plain on your own prompts",
+            f"spectune run {name} --prompts FILE --compare",
+        ),
         ("From Python", f"engine.SpeculativeDecoder.from_profile({path.name!r}).generate(text)"),
     ]
 

@@ -102,7 +102,7 @@ def sections(
     subject = subject_of(profile, measurements)
     gain = [round_picture(profile, subject)] if subject else []
     if measurements is None:
-        return [("Where the gain comes from", _present(gain))]
+        return [("Where the time goes, and the proof", _present(gain))]
     gain += [holdout_picture(profile, run) for run in measurements.holdout]
     costs = [
         verify_picture(profile, measurements),
@@ -116,7 +116,7 @@ def sections(
             grid_picture(measurements, subject),
         ]
     return [
-        ("Where the gain comes from", _present(gain)),
+        ("Where the time goes, and the proof", _present(gain)),
         ("What a round costs", _present(costs)),
         ("What the draft guesses, and what the search found", _present(found)),
     ]

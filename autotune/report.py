@@ -241,7 +241,7 @@ def device_label(device: Device) -> str:
     """Return the device in words."""
     parts = [device.name or device.kind or "unknown"]
     if device.kind == "cpu" and device.threads is not None:
-        parts.append(f"{device.threads} threads")
+        parts.append(f"{device.threads} thread{'s' if device.threads > 1 else ''}")
     if device.memory_gib is not None:
         parts.append(f"{device.memory_gib:.3g} GiB")
     return ", ".join([*parts, f"torch {device.torch}"])

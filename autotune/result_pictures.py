@@ -172,7 +172,7 @@ def history_picture(measurements: Measurements) -> Picture | None:
         legend(axes)
 
     n_stopped = sum(not trial.is_whole for trial in ran)
-    told = f"{n_stopped} were stopped early, being clearly behind." if n_stopped else ""
+    told = f"Stopped early, being clearly behind: {n_stopped}." if n_stopped else ""
     return Picture(
         "The search's history",
         f"{len(ran)} trees ran on tune prompts, plain among them. {told} Bars span the middle "
@@ -212,7 +212,7 @@ def holdout_picture(profile: Profile, run: HoldoutTree) -> Picture:
     return Picture(
         f"The proof: {run.draft}, {run.tree.label()}",
         f"{len(ratios)} held-out prompts, each decoded plainly and speculatively in the order "
-        f"A B B A on the path that serves; {slower} ran slower than plain. The band reaches "
+        f"A B B A on the path that serves; {slower or 'none'} ran slower than plain. The band reaches "
         "from the lower bound, of the total and of the typical prompt alike, to the total.",
         f"Speedup of {len(ratios)} held-out prompts, sorted, with total and lower bound.",
         draw(paint),
@@ -221,19 +221,20 @@ def holdout_picture(profile: Profile, run: HoldoutTree) -> Picture:
 
 def _break_even_line(axes: Axes, values: Values) -> None:
     """Draw the edges between cells above and below 1."""
-    above = values > 1
+    known, above = np.isfinite(values), values > 1
+    edges: list[tuple[list[float], list[float]]] = []
     for row, column in np.ndindex(above.shape):
-        for down, right in ((1, 0), (0, 1)):
-            other = row + down, column + right
-            if other[0] >= above.shape[0] or other[1] >= above.shape[1]:
+        for other, edge in (
+            ((row, column + 1), ([column + 0.5, column + 0.5], [row - 0.5, row + 0.5])),
+            ((row + 1, column), ([column - 0.5, column + 0.5], [row + 0.5, row + 0.5])),
+        ):
+            if other[0] == above.shape[0] or other[1] == above.shape[1]:
                 continue
-            if np.isnan(values[row, column]) or np.isnan(values[other]):
-                continue
-            if above[row, column] != above[other]:
-                x = [column + 0.5, column + 0.5] if right else [column - 0.5, column + 0.5]
-                y = [row - 0.5, row + 0.5] if right else [row + 0.5, row + 0.5]
-                axes.plot(x, y, color="white", linewidth=4, solid_capstyle="round")
-                axes.plot(x, y, color="black", linewidth=2, solid_capstyle="round")
+            if known[row, column] and known[other] and above[row, column] != above[other]:
+                edges.append(edge)
+    for color, width in (("white", 4.5), ("black", 2.2)):
+        for x, y in edges:
+            axes.plot(x, y, color=color, linewidth=width, solid_capstyle="round")
 
 
 def _told_losses(values: Values) -> str:

@@ -17,7 +17,10 @@ from profiles.errors import SpectuneError
 HERE = Path("toy.yaml")
 SCRIPT = "<script>alert('x')</script>"
 TITLES = {
-    "Where the gain comes from": ["Where the time of a round goes", "The proof: toy/head, D4"],
+    "Where the time goes, and the proof": [
+        "Where the time of a round goes",
+        "The proof: toy/head, D4",
+    ],
     "What a round costs": ["Verifying nodes", "Drafting with toy/head", "Whole rounds"],
     "What the draft guesses, and what the search found": [
         "Acceptance of toy/head by depth and rank",
