@@ -47,8 +47,8 @@ def verify_picture(profile: Profile, measurements: Measurements) -> Picture | No
 
     return Picture(
         "Verifying nodes",
-        f"Medians of served rounds, each next to a plain round of {_told(summary.reference_ms)} ms, "
-        f"behind {context:.0f} tokens. "
+        "Medians of served rounds, each next to a plain round of "
+        f"{_told(summary.reference_ms)} ms, behind {context:.0f} tokens. "
         f"Up to {nearly_free} nodes cost at most {NEARLY_FREE} plain tokens, {last} nodes cost "
         f"{costs[last]:.2f}.",
         f"Verify time in milliseconds against nodes, from 1 to {last}; measured points and fit.",

@@ -54,7 +54,7 @@ def write_job_report(
         if texts:
             save_texts(texts, texts_path(out))
         write_report(profile, measurements, out, path, texts)
-    except Exception as error:  # whatever a drawing library may do, the profile is what counts
+    except (Exception, KeyboardInterrupt) as error:  # the job's result is already written
         progress.say(
             f"Warning: the report could not be made ({type(error).__name__}: {error}); the "
             f"profile is whole. To try again: spectune show {out} --html {path}"

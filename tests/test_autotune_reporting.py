@@ -93,11 +93,12 @@ def test_text_is_kept_when_asked_for_and_goes_with_its_job(
     capsys.readouterr()
 
 
+@pytest.mark.parametrize("error", [RuntimeError("no canvas"), KeyboardInterrupt("no canvas")])
 def test_a_report_that_cannot_be_drawn_loses_no_profile(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     def fail(*_: object) -> None:
-        raise RuntimeError("no canvas")
+        raise error
 
     monkeypatch.setattr(autotune.html_report, "sections", fail)
     out = tmp_path / "x.yaml"
