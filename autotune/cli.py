@@ -9,7 +9,14 @@ from typing import TypeAlias
 
 from profiles.errors import SpectuneError
 
-from . import bench_command, commands, export_command, show_command, what_if_command
+from . import (
+    bench_command,
+    check_command,
+    commands,
+    export_command,
+    show_command,
+    what_if_command,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,8 +44,9 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"spectune {version('spectune')}")
     subparsers = top.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_tune, _add_run, _add_bench, show_command.add_parser, _add_check):
+    for add in (_add_tune, _add_run, _add_bench, show_command.add_parser):
         add(subparsers)
+    check_command.add_parser(subparsers)
     export_command.add_parser(subparsers)
     what_if_command.add_parser(subparsers)
     return top
@@ -137,12 +145,6 @@ def _add_bench(subparsers: Subparsers) -> None:
     command = _command(subparsers, "bench", bench_command.SUMMARY, bench_command.bench)
     bench_command.add_options(command)
     _add_device(command)
-
-
-def _add_check(subparsers: Subparsers) -> None:
-    text = "Check that a profile and its measurements are whole and consistent."
-    command = _command(subparsers, "check", text, commands.check)
-    command.add_argument("profile", type=Path)
 
 
 def _add_device(command: argparse.ArgumentParser) -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from profiles import (
     GREEDY,
+    Profile,
     Sampling,
+    compare,
     load,
-    load_measurements,
     validated,
 )
 from profiles.errors import UsageError
@@ -31,7 +32,7 @@ def tune(arguments: argparse.Namespace) -> None:
     from .pipeline import tune as run_job
     from .progress import OnTerminal
 
-    _set_threads(arguments.threads)
+    set_threads(arguments.threads)
     domain = arguments.domain or arguments.prompts.stem
     out = arguments.out or Path(f"spectune-{domain}.yaml")
     models = Models(
@@ -63,22 +64,6 @@ def tune(arguments: argparse.Namespace) -> None:
     print(f"Wrote {out}. Next: spectune run {out} --prompt TEXT", file=sys.stderr)
 
 
-def check(arguments: argparse.Namespace) -> None:
-    """Check a profile and the measurements beside it."""
-    profile = load(arguments.profile)
-    n_measured = None
-    if profile.measurements:
-        beside = arguments.profile.with_name(profile.measurements)
-        n_measured = len(load_measurements(beside).measured)
-    if arguments.json:
-        _print_json(
-            {"profile": profile.name, "valid": True, "decision": profile.decision}
-            | {"measured_trees": n_measured}
-        )
-        return
-    print(f"{arguments.profile} is valid: {profile.decision}, {profile.tree.label()}.")
-
-
 def run(arguments: argparse.Namespace) -> None:
     """Decode prompts with a profile."""
     from engine.decoder import SpeculativeDecoder
@@ -86,7 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.compare and arguments.stream:
         raise UsageError("--compare prints figures and --stream prints text; give one of them")
     profile = load(arguments.profile)
-    _set_threads(profile.device.threads if profile.device.kind == "cpu" else None)
+    set_threads(profile.device.threads if profile.device.kind == "cpu" else None)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, *_, **__: print(
@@ -98,6 +83,7 @@ def run(arguments: argparse.Namespace) -> None:
             sampling=_sampling(arguments, profile.sampling),
             trust=arguments.trust,
         )
+    _note_differences(profile, decoder)
     prompts = _prompts(arguments)
     options = {
         "max_new_tokens": arguments.max_new_tokens,
@@ -114,6 +100,18 @@ def run(arguments: argparse.Namespace) -> None:
     ]
     if arguments.json:
         _print_json({"profile": profile.name, "tree": decoder.tree.label(), "results": results})
+
+
+def _note_differences(profile: Profile, decoder: "SpeculativeDecoder") -> None:
+    """Tell what is harmless but not as it was when the profile was made."""
+    from engine.decoder import facts
+
+    if profile.decision == "plain":
+        return
+    here = facts(decoder.loaded, profile.draft, decoder.sampling)
+    for mismatch in compare(profile, here):
+        if mismatch.level == "noted":
+            print(f"spectune: {mismatch}", file=sys.stderr)
 
 
 def _converse(
@@ -231,7 +229,8 @@ def _sampling(arguments: argparse.Namespace, default: Sampling) -> Sampling:
     return validated(Sampling, default.model_dump() | changes, "the sampling options")
 
 
-def _set_threads(threads: int | None) -> None:
+def set_threads(threads: int | None) -> None:
+    """Let torch compute with so many CPU threads, or leave it its choice."""
     if threads is None:
         return
     if threads < 1:

@@ -1,31 +1,42 @@
 """Step 3: the target's own answers to the sample's prompts."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
+from engine.pair import LoadedTarget
 from engine.trace import Trace, record
 
-from .job import Job
 from .progress import Silent
 from .sample import SamplePrompt, render
+from .settings import Settings
 
 Conversation = list[Trace]
 """The turns of one prompt; they are timed together, as one unit of the statistics."""
 
 
+class Source(Protocol):
+    """Whose answers are recorded, and how they are drawn."""
+
+    @property
+    def loaded(self) -> LoadedTarget: ...  # noqa: D102
+    @property
+    def settings(self) -> Settings: ...  # noqa: D102
+
+
 def record_answers(
-    job: Job, prompts: Sequence[SamplePrompt], progress: Silent, title: str
+    source: Source, prompts: Sequence[SamplePrompt], progress: Silent, title: str
 ) -> list[Conversation]:
     """Decode prompts plainly, later turns with the target's own answers before them."""
     conversations = []
     with progress.step(title, len(prompts)) as tick:
         for index, prompt in enumerate(prompts):
-            conversations.append(_converse(job, prompt, index))
+            conversations.append(_converse(source, prompt, index))
             tick()
     return conversations
 
 
-def _converse(job: Job, prompt: SamplePrompt, index: int) -> Conversation:
-    loaded, settings = job.loaded, job.settings
+def _converse(source: Source, prompt: SamplePrompt, index: int) -> Conversation:
+    loaded, settings = source.loaded, source.settings
     answers: list[str] = []
     traces: Conversation = []
     longest = (loaded.target.max_positions or 2**31) - settings.max_new_tokens

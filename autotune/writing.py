@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +26,9 @@ from profiles import (
     measurements_path,
     save,
     save_measurements,
+    sealed,
 )
+from profiles.times import now
 
 from .cost_model import CostModel
 from .holdout import MIN_PROMPTS
@@ -59,10 +60,10 @@ def build_profile(
     leader = rungs[winner or 0] if rungs else max(measured, key=_standing)
     judged = list(zip(rungs, proof.evidence, strict=True)) if proof and proof.evidence else []
     runners_up = sorted((c for c in measured if c.speedup and c not in rungs), key=_standing)
-    return Profile(
+    profile = Profile(
         schema_version=1,
         name=job.name,
-        created=datetime.now(UTC).replace(microsecond=0),
+        created=now(),
         spectune=version("spectune"),
         target=job.loaded.ref,
         draft=job.drafts[leader.draft].ref,
@@ -105,6 +106,7 @@ def build_profile(
         ),
         measurements=measurements_path(out).name,
     )
+    return sealed(profile)
 
 
 def reason(rungs: Sequence[Candidate], proof: "Proof | None") -> str:

@@ -24,7 +24,9 @@ from .measurements import (
     save_measurements,
 )
 from .probe import ProbedValue
+from .recheck import Recheck
 from .schema import SCHEMA_VERSION, Profile
+from .seal import is_sealed, sealed
 from .serving import Calibration, GuardSettings, PathTable, Serving
 from .strict import format_validation_error, validated
 from .summaries import CostModelSummary, CostTable, ErrorSummary, Noise, RunnerUp, SearchSummary
@@ -60,6 +62,7 @@ __all__ = [
     "ProbedValue",
     "Profile",
     "RoundPoint",
+    "Recheck",
     "RunnerUp",
     "Sampling",
     "Score",
@@ -77,11 +80,13 @@ __all__ = [
     "export",
     "find",
     "format_validation_error",
+    "is_sealed",
     "load",
     "load_measurements",
     "measurements_path",
     "save",
     "save_measurements",
+    "sealed",
     "to_yaml",
     "validated",
 ]

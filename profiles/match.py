@@ -8,6 +8,7 @@ from typing import Literal
 
 from .deployment import Device, DraftRef, Sampling, TargetRef
 from .schema import Profile
+from .seal import content_sha256, is_sealed
 from .strict import show_value
 
 Rule = Literal["exact", "within 10 %", "noted"]
@@ -40,6 +41,9 @@ FIELDS: dict[str, Rule] = {
 }
 
 
+EDITED = "content_sha256"
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What is true now, in the profile's own terms; an unknown fact is None."""
@@ -61,12 +65,16 @@ class Mismatch:
     level: Level
 
     def __str__(self) -> str:
+        if self.field == EDITED:
+            return "it was edited after it was written, or never sealed: content_sha256 is " + (
+                f"{_tell(self.profile_value)}, but its content gives {_tell(self.actual_value)}"
+            )
         values = f"{_tell(self.profile_value)} in the profile, {_tell(self.actual_value)} here"
         return f"{self.field}: {values}" + (" (noted only)" if self.level == "noted" else "")
 
 
 def compare(profile: Profile, facts: Facts) -> list[Mismatch]:
-    """List every fact of `FIELDS` that does not match, in that order.
+    """List every fact of `FIELDS` that does not match, in that order, and whether it was edited.
 
     A fact that is missing or "unknown" on either side matches nothing, not even another unknown;
     facts that are only noted are listed when they differ.
@@ -78,6 +86,9 @@ def compare(profile: Profile, facts: Facts) -> list[Mismatch]:
             continue
         level: Level = "noted" if rule == "noted" else "fatal"
         mismatches.append(Mismatch(field, expected, actual, level))
+    if not is_sealed(profile):
+        edited = Mismatch(EDITED, profile.content_sha256, content_sha256(profile), "fatal")
+        mismatches.append(edited)
     return mismatches
 
 

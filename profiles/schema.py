@@ -3,17 +3,18 @@
 Knows nothing of files. A profile that claims a speedup without the evidence for it cannot exist.
 """
 
-from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from .deployment import Device, Domain, DraftRef, Sampling, TargetRef
+from .deployment import Device, Domain, DraftRef, Sampling, Sha256, TargetRef
 from .evidence import Alternative, Evidence
 from .probe import ProbedValue
+from .recheck import Recheck
 from .serving import Calibration, GuardSettings, Serving
 from .strict import Items, StrictModel, Text, broken_rule
 from .summaries import CostModelSummary, CostTable, Noise, SearchSummary
+from .times import Time
 from .tree import TreeConfig
 
 SCHEMA_VERSION = 1
@@ -27,24 +28,7 @@ def _bare_name(value: str) -> str:
     return value
 
 
-def _parse_time(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return datetime.fromisoformat(value)
-    except ValueError:
-        raise broken_rule("it must be a time; write it like 2026-11-30T09:00:00Z") from None
-
-
-def _to_utc(value: datetime) -> datetime:
-    try:
-        return value.astimezone(UTC)
-    except OverflowError:
-        raise broken_rule("it is no time in UTC; write it like 2026-11-30T09:00:00Z") from None
-
-
 FileName = Annotated[Text, AfterValidator(_bare_name)]
-Time = Annotated[AwareDatetime, BeforeValidator(_parse_time), AfterValidator(_to_utc)]
 
 
 class Profile(StrictModel):
@@ -87,6 +71,10 @@ class Profile(StrictModel):
     measurements: FileName | None = Field(
         default=None, description="raw figures, a file beside this one"
     )
+    rechecks: Items[Recheck] = Field(default=(), description="later looks, oldest first")
+    content_sha256: Sha256 | None = Field(
+        default=None, description="hash of the above when written; edited = not trusted"
+    )
 
     @property
     def serving(self) -> Serving:
@@ -128,6 +116,10 @@ class Profile(StrictModel):
             name = "ratio" if speedup.ratio <= 1 else "low"
             rule = f"decision speculate needs it above 1; tune again, {or_plain}"
             raise broken_rule(rule, at=("evidence", "speedup", name), value=getattr(speedup, name))
+
+        if self.rechecks and self.rechecks[-1].verdict == "refuted":
+            rule = f"decision speculate was refuted since; tune again, {or_plain}"
+            raise broken_rule(rule, at=("rechecks",), value="refuted")
 
     def _check_plain(self) -> None:
         if not self.tree.is_plain:

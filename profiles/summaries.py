@@ -90,5 +90,7 @@ class Noise(StrictModel):
     slowest: Positive | None = Field(
         default=None, description="slowest pass during the holdout, over its usual time"
     )
-    remeasured: Count = Field(default=0, description="holdout prompts measured again for it")
-    left_out: Count = Field(default=0, description="holdout prompts left out for it")
+    remeasured: Count | None = Field(
+        default=None, description="holdout prompts measured again for it"
+    )
+    left_out: Count | None = Field(default=None, description="holdout prompts left out for it")

@@ -49,6 +49,7 @@ from profiles import (
     load,
     load_measurements,
     measurements_path,
+    sealed,
 )
 from profiles import (
     save as save_profile,
@@ -463,7 +464,7 @@ def field_of(profile: Profile, key: str) -> Any:
 def with_change(profile: Profile, key: str, value: object) -> Profile:
     part, name = key.split(".")
     changed = getattr(profile, part).model_copy(update={name: value})
-    return profile.model_copy(update={part: changed})
+    return sealed(profile.model_copy(update={part: changed}))
 
 
 @pytest.fixture(scope="module")
@@ -519,6 +520,20 @@ def test_another_kind_of_device_is_named(loaded: LoadedTarget, fitting: Profile)
     profile = with_change(fitting, "device.kind", "cuda")
     with pytest.warns(UntrustedProfileWarning, match=r"device\.kind: 'cuda' .*'cpu' here"):
         assert SpeculativeDecoder.from_profile(profile, loaded=loaded).draft is None
+
+
+def test_b29_a_profile_edited_by_hand_is_decoded_plainly(
+    loaded: LoadedTarget, fitting: Profile
+) -> None:
+    deeper = fitting.model_copy(update={"tree": TreeConfig.chain(4)})
+    unsealed = fitting.model_copy(update={"content_sha256": None})
+    for edited in (deeper, unsealed):
+        with pytest.warns(UntrustedProfileWarning, match="edited after it was written"):
+            assert SpeculativeDecoder.from_profile(edited, loaded=loaded).draft is None
+    renamed = fitting.model_copy(update={"name": "mine"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert SpeculativeDecoder.from_profile(renamed, loaded=loaded).draft is not None
 
 
 def test_weights_that_changed_under_the_same_name_are_noticed(

@@ -95,8 +95,8 @@ def data(changes: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def profile(changes: dict[str, Any] | None = None) -> profiles.Profile:
-    """Build the profile with changes made."""
-    return profiles.validated(profiles.Profile, data(changes), "toy")
+    """Build the profile with changes made, as if it had been written so."""
+    return profiles.sealed(profiles.validated(profiles.Profile, data(changes), "toy"))
 
 
 def write(folder: Path, text: str = YAML) -> Path:
