@@ -106,6 +106,8 @@ def test_b01_eos_and_stop_strings_end_the_text() -> None:
     ended = SpeculativeDecoder(loaded((eos,)), draft, TREE).generate([5, 9], max_new_tokens=20)
     assert ended.token_ids == free[: first + 1]
     assert ended.finish_reason == "eos"
+    ending = SpeculativeDecoder(loaded((eos,)), draft, TREE)
+    assert "".join(ending.stream([5, 9], max_new_tokens=20)) == ended.text
     tokenizer = tiny_tokenizer()
     said = plain(SAMPLED).generate("hi", max_new_tokens=60)
     stop = next(character for character in said.text[3:] if character.isascii())

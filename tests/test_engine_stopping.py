@@ -77,7 +77,10 @@ def test_b01_eos_on_an_accepted_node_ends_the_text_there() -> None:
         end = FREE.index(FREE[k])
         request = run(StopRules(24, eos_ids=[FREE[k]]), draft, TREES["chain"])
         assert request.generated == FREE[: end + 1]
-        assert request.stats.n_rounds == -(-end // (DEPTH + 1))
+        stats = request.stats
+        assert stats.n_rounds == -(-end // (DEPTH + 1))
+        assert stats.n_round_tokens == end  # what was cut off is not counted as accepted
+        assert sum(stats.accepted_by_depth) <= end
 
 
 def chain(tokens: list[int]) -> DraftTree:
