@@ -187,7 +187,7 @@ def test_every_export_says_what_it_proves(engine: str) -> None:
     for part in (
         "measured on: spectune 0.1.0",
         "device: cpu, AMD EPYC, 2 threads",
-        "baseline: plain decoding on this engine, same dtype, same threads",
+        "baseline on spectune's engine: plain decoding on this engine, same dtype, same threads",
         "1.79x, at least 1.7x at 95 % confidence on 32 held-out prompts",
         "dropped: the guard (nothing falls back",
         f"unproven on {title} until re-measured",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from ..strict_yaml import dump_mapping
+import yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class Body:
 
 
 def yaml_text(settings: dict[str, Any]) -> str:
-    """Write settings as YAML."""
-    return dump_mapping(settings)
+    """Write settings as YAML, one key a line."""
+    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
 
 def flags(settings: dict[str, Any]) -> list[str]:

@@ -27,7 +27,7 @@ def proof(tree: TreeConfig, evidence: Evidence, *, adaptive: bool) -> list[str]:
     return [
         f"tree: {tree.label()}, {evidence.tau:.3g} tokens per round, {evidence.break_even_tau:.3g}"
         " to break even",
-        f"baseline: {evidence.baseline}",
+        f"baseline on spectune's engine: {evidence.baseline}",
         f"speedup there{with_adaptive}: {speedup.ratio:.3g}x, at least {speedup.low:.3g}x at "
         f"{100 * speedup.confidence:.3g} % confidence on {speedup.prompts} held-out prompts",
     ]
@@ -36,7 +36,7 @@ def proof(tree: TreeConfig, evidence: Evidence, *, adaptive: bool) -> list[str]:
 def no_proof(profile: Profile) -> list[str]:
     """Say why a plain profile exports as no speculation at all."""
     return [
-        f"baseline: {BASELINE_OF_PLAIN}",
+        f"baseline on spectune's engine: {BASELINE_OF_PLAIN}",
         f"decision: plain. {profile.reason}",
         "do not enable speculation: start the engine without any draft",
     ]
