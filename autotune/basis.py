@@ -21,6 +21,7 @@ from profiles import (
     TreeConfig,
     load,
     load_measurements,
+    draft_name,
 )
 from profiles.datasheets import DataSheet, find_sheet
 from profiles.errors import SpectuneError, UsageError
@@ -207,8 +208,9 @@ def _priced_drafts(profile: Profile, measured: Measurements) -> list[PricedDraft
     others = [priced for priced in measured.drafts if priced.ref != profile.draft]
     own = next((p.draft for p in measured.drafts if p.ref == profile.draft), None)
     assert profile.cost_model is not None  # noqa: S101 - basis_of_profile has looked
-    name = own or profile.draft.id or profile.draft.kind
-    first = PricedDraft(draft=name, ref=profile.draft, costs=profile.cost_model)
+    first = PricedDraft(
+        draft=own or draft_name(profile.draft), ref=profile.draft, costs=profile.cost_model
+    )
     return [first, *others]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from profiles import Evidence, Measurements, Profile, TreeConfig
+from profiles import draft_name as name_of
 from profiles.prices import Prices
 
 
@@ -54,8 +55,7 @@ class Trial:
 
 def draft_name(profile: Profile) -> str:
     """Return the name of the profile's draft in tables and measurements."""
-    draft = profile.draft
-    return draft.id if draft.id and draft.kind in ("eagle3", "model") else draft.kind
+    return name_of(profile.draft)
 
 
 def subject_of(profile: Profile, measurements: Measurements | None) -> Subject | None:

@@ -10,7 +10,16 @@ from pathlib import Path
 from engine.decoder import SpeculativeDecoder, UntrustedProfileWarning
 from engine.forced import reference_times, run_forced
 from engine.pair import LoadedTarget
-from profiles import PLAIN, Alternative, Profile, Recheck, is_sealed, sealed, validated
+from profiles import (
+    PLAIN,
+    Alternative,
+    Profile,
+    Recheck,
+    draft_name,
+    is_sealed,
+    sealed,
+    validated,
+)
 from profiles.errors import SpectuneError
 from profiles.times import now
 
@@ -123,7 +132,7 @@ def with_recheck(profile: Profile, found: Recheck) -> Profile:
 def _refuted(profile: Profile, found: Recheck) -> dict[str, object]:
     rivals: Sequence[Alternative] = profile.alternatives
     if profile.evidence is not None:
-        draft = profile.draft.id or profile.draft.kind
+        draft = draft_name(profile.draft)
         was = Alternative(draft=draft, tree=profile.tree, evidence=profile.evidence)
         rivals = (was, *rivals)
     return {

@@ -16,7 +16,7 @@ _MATCH = {"min_match": 1, "max_match": 16, "min_probability": 0.02, "history": 0
 KNOBS: dict[str, dict[str, Any]] = {
     "lookup": {"min_match": 1, "max_match": 5, "min_probability": 0.02},
     "suffix": _MATCH,
-    "hybrid": _MATCH | {"match_nodes": 16, "match_tau": 2.5},
+    "hybrid": _MATCH | {"match_nodes": 16, "match_tau": 2.0},
 }
 """The knobs of each kind of draft that has any, with their defaults."""
 

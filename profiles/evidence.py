@@ -55,6 +55,6 @@ class Evidence(StrictModel):
 class Alternative(StrictModel):
     """Another tree judged on the same holdout, with its true figures even where it lost."""
 
-    draft: Text = Field(description="id of its draft, or `lookup`")
+    draft: Text = Field(description="its draft: an id, `lookup`, `suffix` or `hybrid:` and an id")
     tree: TreeConfig = Field(description="the tree that ran")
     evidence: Evidence = Field(description="its figures; `speedup.low` may be below 1")

@@ -53,7 +53,7 @@ class LatencyPoint(StrictModel):
 class Score(StrictModel):
     """What replay and the cost model said of one setting."""
 
-    draft: Text = Field(description="id of the draft, or `lookup`")
+    draft: Text = Field(description="the draft: an id, `lookup`, `suffix` or `hybrid:` and an id")
     tree: TreeConfig = Field(description="the setting")
     tau: Positive = Field(description="replayed tokens per round")
     predicted_speedup: Positive = Field(description="predicted speedup over plain")
@@ -62,7 +62,7 @@ class Score(StrictModel):
 class MeasuredTree(StrictModel):
     """The paired ratios of one setting that ran on the device."""
 
-    draft: Text = Field(description="id of the draft, or `lookup`")
+    draft: Text = Field(description="the draft: an id, `lookup`, `suffix` or `hybrid:` and an id")
     tree: TreeConfig = Field(description="the setting")
     prompt_ratios: Items[Positive] = Field(
         description="plain time over speculative time per prompt, in the order of the sample"
@@ -72,7 +72,7 @@ class MeasuredTree(StrictModel):
 class Acceptance(StrictModel):
     """How often a draft's children were right, by depth and by their rank among siblings."""
 
-    draft: Text = Field(description="id of the draft, or `lookup`")
+    draft: Text = Field(description="the draft: an id, `lookup`, `suffix` or `hybrid:` and an id")
     tried: Items[Count] = Field(description="nodes expanded on the true path, per depth from 1")
     accepted: Items[Items[Count]] = Field(
         description="[depth - 1][rank - 1]: how often that child was the target's token"
@@ -93,7 +93,7 @@ class Acceptance(StrictModel):
 class RoundPoint(StrictModel):
     """The whole round of one timed tree, by the clock and by the cost model."""
 
-    draft: Text = Field(description="id of the draft, or `lookup`")
+    draft: Text = Field(description="the draft: an id, `lookup`, `suffix` or `hybrid:` and an id")
     tree: TreeConfig = Field(description="the tree asked for")
     nodes: Annotated[Number, Field(ge=0)] = Field(description="mean number of nodes verified")
     relative: Positive = Field(description="median round time over that of a plain round")
@@ -104,7 +104,7 @@ class RoundPoint(StrictModel):
 class HoldoutTree(StrictModel):
     """The paired times of one tree that was judged on the holdout."""
 
-    draft: Text = Field(description="id of the draft, or `lookup`")
+    draft: Text = Field(description="the draft: an id, `lookup`, `suffix` or `hybrid:` and an id")
     tree: TreeConfig = Field(description="the tree that ran")
     plain_ms: Items[Positive] = Field(
         description="plain time per prompt, ms, all its runs together, in the order of the sample"

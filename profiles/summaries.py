@@ -66,7 +66,7 @@ class CostModelSummary(StrictModel):
 class RunnerUp(StrictModel):
     """A tree that was measured on tune prompts and not chosen."""
 
-    draft: Text = Field(description="id of its draft, or `lookup`")
+    draft: Text = Field(description="its draft: an id, `lookup`, `suffix` or `hybrid:` and an id")
     tree: TreeConfig = Field(description="the tree")
     speedup: Positive = Field(description="ratio on tune prompts, not evidence")
 
