@@ -184,7 +184,7 @@ class SuffixSession:
                     scores.append(child_score)
                     origins.append(matches)
             level_ends.append(len(tokens))
-            if shaper and depth < tree.depth and not shaper.goes_deeper(scores[start:], depth):
+            if depth == tree.depth or (shaper and not shaper.goes_deeper(scores[start:], depth)):
                 break
             frontier = []
             for i in best(scores[start:], tree.width):
@@ -211,12 +211,12 @@ class SuffixSession:
             for i, places in enumerate(matches):
                 if length >= len(places):
                     continue
-                n, followers = self._tries[i].followers(places[length], MAX_FOLLOWERS)
+                n = self._tries[i].n_followers(places[length])
                 if n == n_known[i]:
                     continue  # the same occurrences as those of the longer match
                 n_known[i] = n
                 share = escape * belief / n
-                for token, count in followers:
+                for token, count in self._tries[i].followers(places[length], MAX_FOLLOWERS):
                     probabilities[token] = probabilities.get(token, 0.0) + share * count
                 escape *= 1 - belief
             if escape < MIN_ESCAPE:

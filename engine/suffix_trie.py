@@ -111,14 +111,17 @@ class SuffixTrie:
             longer.append(place + 1)
         return longer
 
-    def followers(self, place: Place, n: int) -> tuple[int, Iterable[tuple[int, int]]]:
-        """Return how often anything followed, and the `n` latest followers with their counts."""
+    def n_followers(self, place: Place) -> int:
+        """Return how often anything followed."""
+        if isinstance(place, int):
+            return int(place < len(self._text))
+        return place.count - (place.end == len(self._text))  # nothing follows the end of the text
+
+    def followers(self, place: Place, n: int) -> Iterable[tuple[int, int]]:
+        """Return the `n` latest tokens that followed and how often, the latest first."""
         if isinstance(place, Node):
             if place.children is not None:
-                n_open = int(place.end == len(self._text))  # the end of the text has no follower
                 latest = islice(reversed(place.children.items()), n)
-                return place.count - n_open, ((token, child.count) for token, child in latest)
+                return [(token, child.count) for token, child in latest]
             place = place.end
-        if place == len(self._text):
-            return 0, ()
-        return 1, ((self._text[place], 1),)
+        return [(self._text[place], 1)] if place < len(self._text) else []

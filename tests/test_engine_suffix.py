@@ -8,7 +8,15 @@ import torch
 
 from engine.draft import DraftSession
 from engine.lookup import LookupDraft
-from engine.suffix import MIN_ESCAPE, PRIOR_WEIGHT, History, SuffixDraft, prior_belief
+from engine.suffix import (
+    MAX_FOLLOWERS,
+    MIN_ESCAPE,
+    PRIOR_WEIGHT,
+    History,
+    SuffixDraft,
+    prior_belief,
+)
+from engine.suffix_trie import Place, SuffixTrie
 from engine.timing import PhaseClock
 from engine.tree import DraftTree
 from profiles import TreeConfig
@@ -211,26 +219,22 @@ def test_the_likeliest_of_the_text_and_of_earlier_answers_come_first() -> None:
 
 
 def test_a_proposal_takes_no_more_steps_in_a_longer_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trie operations per committed token and per proposal are bounded by the knobs."""
-    counts = []
-    for n in (200, 6400):
+    """What is looked at for a proposal is bounded by the knobs, not by the length of the text."""
+    n_seen = []
+    followers = SuffixTrie.followers
+
+    def counted(trie: SuffixTrie, place: Place, n: int) -> list[tuple[int, int]]:
+        found = list(followers(trie, place, n))
+        n_seen[-1] += len(found)
+        return found
+
+    monkeypatch.setattr(SuffixTrie, "followers", counted)
+    for n in (4000, 32_000):
         rng = random.Random(3)
-        text = [int(rng.gammavariate(1.2, 8)) for _ in range(n)]
+        text = [int(rng.gammavariate(1.2, 40)) for _ in range(n)]
+        n_seen.append(0)
         session = SuffixDraft(1, 8).open(text, n)
-        n_calls = 0
-        followers = type(session._text).followers
-
-        def counted(trie: object, place: object, limit: int) -> object:
-            nonlocal n_calls
-            n_calls += 1
-            total, found = followers(trie, place, limit)  # type: ignore[arg-type]  # noqa: B023
-            found = list(found)
-            assert len(found) <= limit
-            return total, found
-
-        monkeypatch.setattr(type(session._text), "followers", counted)
         session.pool(TreeConfig(depth=4, width=3, top_k=3, nodes=8))
-        monkeypatch.undo()
-        counts.append(n_calls)
         assert len(session._text.suffixes) <= 9
-    assert max(counts) <= (1 + 3 * 3) * 8
+    assert n_seen[1] <= (1 + 3 * 3) * 8 * MAX_FOLLOWERS
+    assert n_seen[1] < 2 * n_seen[0]
