@@ -19,9 +19,9 @@ from profiles import (
     PricedDraft,
     Profile,
     TreeConfig,
+    draft_name,
     load,
     load_measurements,
-    draft_name,
 )
 from profiles.datasheets import DataSheet, find_sheet
 from profiles.errors import SpectuneError, UsageError

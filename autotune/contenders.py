@@ -32,7 +32,6 @@ UNTUNED = {
     "hybrid": _SMALL,
     "model": TreeConfig.chain(3),
     "suffix": TreeConfig(depth=16, width=2, top_k=2, nodes=16),
-    "hybrid": TreeConfig(depth=3, width=3, top_k=3, nodes=6),
 }
 """Trees that are sensible without tuning, by kind of draft."""
 

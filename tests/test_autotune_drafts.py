@@ -18,7 +18,7 @@ from engine.pair import LoadedTarget, load_draft, load_target
 from engine.suffix import SuffixDraft
 from engine.trace import Trace
 from pairs import save_noisy_copy, save_target, speculating_profile, write_prompts
-from profiles import TreeConfig, load_measurements, measurements_path
+from profiles import TreeConfig, draft_name, load_measurements, measurements_path
 from profiles.errors import UsageError
 
 TINY = Settings(
@@ -70,7 +70,7 @@ def test_hybrid_stands_for_the_hybrid_of_every_head_given(
         f"hybrid:{noisy}": 70,
     }
     assert hybrid.draft.suffix.history == 70
-    assert all(draft.ref.name == name for name, draft in drafts.items())
+    assert all(draft_name(draft.ref) == name for name, draft in drafts.items())
 
 
 def test_a_hybrid_of_nothing_is_refused(base: Path, loaded: LoadedTarget) -> None:
@@ -90,7 +90,7 @@ def test_a_job_over_all_kinds_of_drafts_is_written_and_can_be_served(
     names = {noisy, f"hybrid:{noisy}", "suffix"}
     assert {score.draft for score in measurements.scores} == names
     assert {point.draft for point in measurements.latency} >= names
-    assert profile.draft.name in names
+    assert draft_name(profile.draft) in names
     assert profile.draft.history == (None if profile.draft.kind == "model" else 60)
 
 
