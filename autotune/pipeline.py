@@ -20,6 +20,7 @@ from .proving import choose_rungs, prove
 from .racing import Race, contenders
 from .reporting import report_path, write_job_report
 from .search import Candidate, MeasuredStudy
+from .serving import choose_serving
 from .settings import Settings
 from .texts import texts_path
 from .tracing import Conversation, flatten, record_answers
@@ -84,11 +85,17 @@ def tune(
             predicted = predictor.predict_all(progress)
             measured = _race(job, predictor, predicted, texts, study, progress)
 
-        with watch.step("holdout"):  # 6: the proof, on prompts the search never saw
+        with watch.step("serving"):  # fixed or adaptive, and the guard's limits
             rungs = choose_rungs(measured)
-            proof = prove(job, rungs, unseen, progress) if rungs and unseen else None
+            rest = texts[job.settings.n_replay :][: job.settings.n_race]
+            servings = choose_serving(job, rungs, costs, known, rest or texts, progress)
 
-        profile = build_profile(job, probes, costs, predicted, measured, rungs, proof, out)  # 7
+        with watch.step("holdout"):  # 6: the proof, on prompts the search never saw
+            proof = prove(job, rungs, servings, unseen, progress) if rungs and unseen else None
+
+        profile = build_profile(  # 7
+            job, probes, costs, predicted, measured, rungs, servings, proof, out
+        )
         measurements = build_measurements(job, costs, predictor, predicted, measured, proof)
         save_all(profile, measurements, study, out)
     kept = {"tune": texts, "holdout": unseen} if keep_text else {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from engine.decoder import SpeculativeDecoder
 from engine.forced import ForcedRun, plain_over_generate, run_forced
 from engine.pair import LoadedTarget
-from profiles import Evidence, Noise, Speedup
+from profiles import Evidence, Noise, Serving, Speedup
 
 from .holdout import (
     MAX_RUNGS,
@@ -86,13 +86,18 @@ def choose_rungs(measured: Sequence[Candidate]) -> list[Candidate]:
 
 
 def prove(
-    job: Job, rungs: Sequence[Candidate], conversations: Sequence[Conversation], progress: Silent
+    job: Job,
+    rungs: Sequence[Candidate],
+    servings: Sequence[Serving],
+    conversations: Sequence[Conversation],
+    progress: Silent,
 ) -> Proof:
     """Time every rung on the path that will serve, and judge it."""
     loaded, sampling = job.loaded, job.settings.sampling
     plain = SpeculativeDecoder(loaded, sampling=sampling)
     decoders = [
-        SpeculativeDecoder(loaded, job.drafts[c.draft].draft, c.tree, sampling) for c in rungs
+        SpeculativeDecoder(loaded, job.drafts[c.draft].draft, c.tree, sampling, serving)
+        for c, serving in zip(rungs, servings, strict=True)
     ]
     n_runs = len(conversations) * 2 * (len(rungs) + 1)
     with progress.step("Proving on the holdout", n_runs) as tick:

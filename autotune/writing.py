@@ -22,6 +22,7 @@ from profiles import (
     RunnerUp,
     Score,
     SearchSummary,
+    Serving,
     draft_name,
     measurements_path,
     save,
@@ -51,12 +52,14 @@ def build_profile(
     predicted: Sequence[Candidate],
     measured: Sequence[Candidate],
     rungs: Sequence[Candidate],
+    servings: Sequence[Serving],
     proof: "Proof | None",
     out: Path,
 ) -> Profile:
     """Return the profile of a finished job: the proved tree, or plain with the reason."""
     sample, settings = job.sample, job.settings
     winner = proof.winner if proof else None
+    served = None if winner is None else servings[winner]
     leader = rungs[winner or 0] if rungs else max(measured, key=_standing)
     judged = list(zip(rungs, proof.evidence, strict=True)) if proof and proof.evidence else []
     runners_up = sorted((c for c in measured if c.speedup and c not in rungs), key=_standing)
@@ -81,6 +84,7 @@ def build_profile(
         decision="plain" if winner is None else "speculate",
         reason=reason(rungs, proof),
         tree=PLAIN if winner is None else rungs[winner].tree,
+        adaptive=served is not None and served.calibration is not None,
         evidence=None if winner is None or proof is None else proof.evidence[winner],
         alternatives=[
             Alternative(
@@ -90,6 +94,8 @@ def build_profile(
             if i != winner
         ],
         probe=probes.get(leader.draft, ()),
+        guard=served.guard if served else None,
+        calibration=served.calibration if served else None,
         noise=proof.noise(job.noise) if proof else job.noise,
         cost_model=costs.summary(leader.draft),
         search=SearchSummary(

@@ -211,8 +211,8 @@ class Guard:
             return 0.0
         if self._catch_up_rate is not None:
             return self._catch_up_rate * n_behind
-        usual = self._prices.extend(USUAL_EXTEND, context)
-        return (self._prices.extend(n_behind, context) - usual) / self._prices.plain(context)
+        price = self._prices.prefill(n_behind) - self._prices.extend(USUAL_EXTEND, context)
+        return max(0.0, price) / self._prices.plain(context)
 
 
 class RequestGuard:

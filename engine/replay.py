@@ -107,29 +107,35 @@ class Replay:
         return [int(n) for n in tried], by_rank
 
     def _grow_all(self, width: int, top_k: int) -> Iterator["_Ranks"]:
-        """Grow the pools of all texts, each with the answers before it as history."""
-        draft = fresh(self._draft)
-        for trace in self._traces:
-            yield self._grow(draft, trace, width, top_k)
-            remember(draft, trace.generated)
-
-    def _grow(self, draft: Draft, trace: Trace, width: int, top_k: int) -> "_Ranks":
-        first = len(trace.prompt)
-        last = len(trace.tokens) - 1
-        roots = list(range(first, last))
-        if (reach := draft.max_positions) is not None:
-            # A pool is grown to the full depth or not at all: near the end of the draft's reach
-            # replay takes rounds for plain that serving would still draft for.
-            roots = [root for root in roots if root + 1 + self._max_depth <= reach]
         tree = TreeConfig(depth=self._max_depth, width=width, top_k=top_k, nodes=self._max_depth)
+        for trace, pools in zip(
+            self._traces, grow_pools(self._target, self._draft, self._traces, tree), strict=True
+        ):
+            continuations = [trace.generated[i + 1 :] for i in range(len(pools))]
+            yield _Ranks.of(pools, continuations, self._max_depth)
+
+
+def grow_pools(
+    target: Target, draft: Draft, traces: Sequence[Trace], tree: TreeConfig
+) -> Iterator[list[Pool]]:
+    """Yield, for one text after another, the pool at every token of the answer but the last.
+
+    Every text has the answers before it as history. Beyond the draft's reach pools are empty: a
+    pool is grown to the full depth or not at all, so near the end of that reach replay takes
+    rounds for plain that serving would still draft for.
+    """
+    draft = fresh(draft)
+    for trace in traces:
+        roots = list(range(len(trace.prompt), len(trace.tokens) - 1))
+        n_roots = len(roots)
+        if (reach := draft.max_positions) is not None:
+            roots = [root for root in roots if root + 1 + tree.depth <= reach]
         pools: list[Pool] = []
         if roots:
-            features = text_features(self._target, trace.tokens, draft.feature_layers)
+            features = text_features(target, trace.tokens, draft.feature_layers)
             pools = draft.pools(trace.tokens, features, roots, tree)
-        continuations = [trace.tokens[root + 1 :] for root in roots]
-        out_of_reach = [Pool([], [], [], [0] * self._max_depth)] * (last - first - len(roots))
-        continuations += [[]] * len(out_of_reach)
-        return _Ranks.of(pools + out_of_reach, continuations, self._max_depth)
+        yield pools + [Pool([], [], [], [0] * tree.depth)] * (n_roots - len(pools))
+        remember(draft, trace.generated)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import random
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
@@ -137,18 +136,11 @@ def measure_rounds(
             StopRules(len(trace.generated)),
             forced=trace.generated,
         )
-        open_s = _open(request)
+        request.prefill()
         n_extend = 0
         if request.budget_left > FIRST.depth + 1:
             first, n_extend = _timed_step(request, FIRST, request.n_prompt)
-            times.append(
-                replace(
-                    first,
-                    extend_s=first.extend_s + open_s,
-                    total_s=first.total_s + open_s,
-                    is_first=True,
-                )
-            )
+            times.append(replace(first, is_first=True))
         while todo and request.stop_reason is None:
             tree = todo[-1]
             if request.budget_left <= tree.depth + 1:
@@ -159,13 +151,6 @@ def measure_rounds(
             times.append(timed)
             tick()
     return _with_reference(times)
-
-
-def _open(request: Request) -> float:
-    """Run the prefills and return the seconds of the draft's part that is done before rounds."""
-    started = time.perf_counter()
-    request.prefill()
-    return time.perf_counter() - started - request.stats.prefill_s
 
 
 def _timed_step(request: Request, tree: TreeConfig, n_extend: int) -> tuple[RoundTime, int]:

@@ -159,7 +159,8 @@ class SuffixSession:
     ) -> DraftTree:
         """Return the tree below the last committed token; empty if nothing matches."""
         clock.lap("extend")
-        pool = self.pool(tree, shaper)
+        growing = shaper if shaper and shaper.stops_early else None
+        pool = self.pool(tree, growing)
         selected = shaper.select(pool) if shaper else pool.select(tree.nodes)
         clock.lap("levels")
         return selected

@@ -95,7 +95,7 @@ class Pool:
         """Return the pool as it would be without the levels below `depth`."""
         if depth >= len(self.level_ends):
             return self
-        n = self.level_ends[depth - 1]
+        n = self.level_ends[depth - 1] if depth else 0
         return Pool(self.tokens[:n], self.parents[:n], self.scores[:n], self.level_ends[:depth])
 
     def select(self, n_nodes: int) -> DraftTree:

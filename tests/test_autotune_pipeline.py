@@ -27,8 +27,11 @@ from autotune.racing import Race
 from autotune.reporting import report_path
 from autotune.search import Candidate
 from autotune.writing import study_path
+from engine.decode import Round
 from engine.decoder import SpeculativeDecoder, UntrustedProfileWarning
 from engine.forced import ForcedRun, run_forced
+from engine.guard import Guard
+from engine.ledger import Ledger
 from engine.pair import LoadedTarget, load_target
 from engine.trace import Trace
 from pairs import (
@@ -43,8 +46,11 @@ from pairs import (
     write_prompts,
 )
 from profiles import (
+    CostModelSummary,
+    GuardSettings,
     Profile,
     Sampling,
+    Serving,
     TreeConfig,
     load,
     load_measurements,
@@ -118,6 +124,12 @@ def fixed_times(monkeypatch: pytest.MonkeyPatch, round_s: Callable[[TreeConfig],
         done.stats.prefill_s = 1e-3
         return ForcedRun(seconds + 1e-3, seconds, done.n_tokens, done.stats)
 
+    settle = Guard.settle
+
+    def settle_fixed(guard: Guard, own: Ledger, done: Round, seconds: float) -> None:
+        settle(guard, own, done, guard._prices.reference_s * round_s(done.tree))
+
+    monkeypatch.setattr(Guard, "settle", settle_fixed)
     monkeypatch.setattr(autotune.racing, "run_forced", run)
     monkeypatch.setattr(autotune.proving, "run_forced", run)
     monkeypatch.setattr(autotune.proving, "pace_of", lambda _, pass_s: pass_s)
@@ -310,7 +322,8 @@ def test_answers_of_one_token_on_the_holdout_are_judged(
     job = prepare(models, folders["prompts"], "x", TINY, Silent())
     rung = Candidate("lookup", TreeConfig.chain(2), Prediction(2, 1), 1.5, (1.5,))
     ended = [[Trace(f"{i}", list(p.token_ids), [5])] for i, p in enumerate(job.sample.holdout)]
-    proof = prove(job, [rung], ended, Silent())
+    serving = Serving(CostModelSummary(reference_ms=1.0, tables=[]), GuardSettings())
+    proof = prove(job, [rung], [serving], ended, Silent())
     assert proof.winner is None or proof.evidence[0].tau >= 1
 
 

@@ -21,7 +21,7 @@ def prices(round_price: float = 1.4) -> Prices:
     """Return prices: a speculative round costs `round_price` plain tokens."""
     tables = [
         CostTable(name="verify", x=[0.0, 1.0, 9.0], relative=[1.0, round_price, round_price]),
-        CostTable(name="extend", x=[2.0, 102.0], relative=[0.0, 1.0]),
+        CostTable(name="prefill", x=[1.0, 101.0], relative=[0.01, 1.01]),
     ]
     return Prices(CostModelSummary(reference_ms=1e3 * PLAIN_S, tables=tables))
 
