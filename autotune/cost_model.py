@@ -70,7 +70,9 @@ class ContextCost:
         growth = {
             n: (median(groups[long, n]) - median(groups[short, n])) / length for n in (0, n_nodes)
         }
-        unit = median(groups[short, 0]) + growth[0] * (reference - short)
+        at_short = median(groups[short, 0])
+        # A pause during a long pass must not price a shorter context at nothing, or below.
+        unit = max(0.5 * at_short, at_short + growth[0] * (reference - short))
         plain = max(0.0, growth[0])
         node = max(0.0, growth[n_nodes] - plain) / n_nodes
         return cls(reference, plain / unit, node / unit, (short, long))
