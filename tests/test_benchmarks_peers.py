@@ -1,6 +1,9 @@
 """The peers of the benchmark: their processes, their answers, and the figures made of them."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -30,6 +33,22 @@ time.sleep(600)
 """
 
 ECHO = "import sys\nfor line in sys.stdin: print(line.strip()[::-1], flush=True)"
+
+OWNER = """
+import sys, time
+from contextlib import ExitStack
+from pathlib import Path
+from peer_process import PeerProcess, exit_on_signals
+exit_on_signals()
+with ExitStack() as stack:
+    code = "import time; time.sleep(600)"
+    peer = PeerProcess([sys.executable, "-c", code], {}, Path(sys.argv[1]))
+    stack.callback(peer.stop)
+    with peer.awake():
+        pass
+    print(peer.pid, flush=True)
+    time.sleep(600)
+"""
 
 SERVER = """
 import http.server, json, sys
@@ -103,6 +122,24 @@ def test_a_process_that_ends_is_reported_with_the_last_thing_it_said(tmp_path: P
     with pytest.raises(PeerError, match="not ready after 0 s"):
         slow.wait_until(lambda: False, timeout_s=0)
     slow.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_benchmark_leaves_no_process_behind(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path / "log")],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert owner.stdout is not None
+    peer = int(owner.stdout.readline())
+    owner.send_signal(number)
+    assert owner.wait(60) != 0
+    owner.stdout.close()
+    assert not psutil.pid_exists(peer)
 
 
 class FakeServer(Vllm):
