@@ -213,7 +213,7 @@ def holdout_picture(profile: Profile, run: HoldoutTree) -> Picture:
         f"The proof: {run.draft}, {run.tree.label()}",
         f"{len(ratios)} held-out prompts, each decoded plainly and speculatively in the order "
         f"A B B A on the path that serves; {slower or 'none'} ran slower than plain. The band "
-        "reaches from the lower bound, of the total and of the typical prompt alike, to the total.",
+        "reaches from the lower bound, of total and typical prompt alike, to the total.",
         f"Speedup of {len(ratios)} held-out prompts, sorted, with total and lower bound.",
         draw(paint),
     )
