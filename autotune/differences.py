@@ -30,8 +30,8 @@ class Difference:
 
 
 def differences(first: Profile, second: Profile) -> list[Difference]:
-    """Return every field that differs, in the order of the schema."""
-    a, b = (dict(_fields(p.model_dump(mode="json", exclude_none=True))) for p in (first, second))
+    """Return every field that differs, in the order of the schema; the seal is none of them."""
+    a, b = (dict(_fields(_content(profile))) for profile in (first, second))
     order = list(Profile.model_fields)
     fields = sorted(a | b, key=lambda field: order.index(re.split(r"[.[]", field)[0]))
     return [Difference(f, a.get(f), b.get(f)) for f in fields if a.get(f) != b.get(f)]
@@ -52,6 +52,10 @@ def differences_table(found: Sequence[Difference], first: str, second: str) -> T
     for field, n_fields in lists.items():
         table.add_row(field, f"{n_fields} fields differ", "(see --json)", "")
     return table
+
+
+def _content(profile: Profile) -> dict[str, Any]:
+    return profile.model_dump(mode="json", exclude_none=True, exclude={"content_sha256"})
 
 
 def _fields(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

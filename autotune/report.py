@@ -9,7 +9,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from profiles import Device, Evidence, GuardSettings, Measurements, ProbedValue, Profile
+from profiles import (
+    Device,
+    Evidence,
+    GuardSettings,
+    Measurements,
+    ProbedValue,
+    Profile,
+    is_sealed,
+)
 
 from .figure_tables import acceptance_table, round_table, trials_table
 from .findings import (
@@ -94,6 +102,8 @@ def circumstances(profile: Profile) -> list[tuple[str, str]]:
         ("machine", noise_label(profile)),
         ("cost model", error_label(profile)),
         ("search", search_label(profile)),
+        ("re-check", recheck_label(profile)),
+        ("file", None if is_sealed(profile) else "edited since it was written: not trusted"),
     )
     return [(key, value) for key, value in rows if value is not None]
 
@@ -264,3 +274,17 @@ def search_label(profile: Profile) -> str | None:
     if search is None:
         return None
     return f"{search.predicted} trees predicted, {search.measured} measured ({search.sampler})"
+
+
+def recheck_label(profile: Profile) -> str | None:
+    """Return what the last later look at the profile found, in words."""
+    if not profile.rechecks:
+        return None
+    last = profile.rechecks[-1]
+    bounds = f"at least {last.low:.2f}x"
+    if last.high is not None:
+        bounds += f", at most {last.high:.2f}x"
+    return (
+        f"{last.verdict} on {last.date}: {bounds}, each at {100 * last.confidence:.3g} % "
+        f"confidence, on {last.prompts} prompts"
+    )
