@@ -66,9 +66,8 @@ class LoadedDraft:
 
 
 def knobs_of(ref: DraftRef) -> dict[str, Any]:
-    """Return the knobs that a reference states."""
-    values = {name: getattr(ref, name) for name in KNOBS.get(ref.kind, ())}
-    return {name: value for name, value in values.items() if value is not None}
+    """Return the knobs of a reference, those it does not state as None."""
+    return {name: getattr(ref, name) for name in KNOBS.get(ref.kind, ())}
 
 
 def model_free(ref: DraftRef) -> LoadedDraft:

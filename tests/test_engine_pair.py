@@ -357,6 +357,17 @@ def test_a_profile_fixes_the_knobs_of_a_hybrid(loaded, tmp_path):
     assert suffix.min_probability == 0.1
 
 
+@pytest.mark.parametrize("kind", ["lookup", "suffix", "hybrid"])
+def test_knobs_that_a_profile_leaves_out_are_off(loaded, tmp_path, kind):
+    """Every node is proposed and nothing remembered, whatever the defaults of new drafts are."""
+    name = f"hybrid:{save_head(tmp_path)}" if kind == "hybrid" else kind
+    ref = load_draft(name, loaded).ref
+    found = draft_of(ref.model_copy(update={"min_probability": None, "history": None}), loaded)
+    draft = found.draft.suffix if kind == "hybrid" else found.draft
+    assert (draft.min_probability, draft.history) == (0.0, 0)
+    assert found.ref.min_probability is None
+
+
 def test_a_variant_shares_weights_and_forgets(loaded, tmp_path):
     """Another knob gives another draft with the same head, and leaves the first one alone."""
     hybrid = load_draft(f"hybrid:{save_head(tmp_path)}", loaded)
