@@ -448,7 +448,8 @@ def row(what: str, value: Any, verdict: str, p: float | None = None) -> dict[str
 
 def shown(probe: list[dict[str, Any]]) -> str:
     console = Console(width=200, record=True, file=io.StringIO())
-    print_profile(toy_profiles.profile({"probe": probe}), console)
+    profile = toy_profiles.profile({"probe": probe})
+    print_profile(profile, None, Path("toy.yaml"), console)
     return console.export_text()
 
 
