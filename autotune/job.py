@@ -19,7 +19,7 @@ from .prompts import read_prompts
 from .sample import Sample, build_sample
 from .settings import Settings
 from .space import SearchSpace
-from .steady import noise_of, noise_warning
+from .steady import noise_of, noise_warning, pace_of
 
 N_REFERENCE_PASSES = 60
 
@@ -142,7 +142,7 @@ def prepare(
         domain=domain or Path(prompts).stem,
         device=Device(**describe_device(loaded.target.device)),
         noise=noise,
-        plain_token_s=statistics.median(times),
+        plain_token_s=statistics.fmean(times),
         settings=settings,
     )
 
@@ -183,7 +183,7 @@ def space_of(loaded: LoadedDraft, settings: Settings) -> SearchSpace:
 def look_again(job: Job, progress: Silent) -> Job:
     """Read the machine's pace once it is warm: what is measured later is compared with this."""
     times = reference_times(job.loaded.target, N_REFERENCE_PASSES)
-    pass_s = statistics.median(times)
+    pass_s = pace_of(job.loaded.target, job.plain_token_s)
     noise = Noise(
         spread=max(job.noise.spread, noise_of(times).spread),
         drift=pass_s / job.plain_token_s - 1,

@@ -29,9 +29,11 @@ from .prompts import read_prompts
 from .proving import run_interleaved, times_of
 from .sample import build_sample
 from .settings import Settings
+from .steady import pace_of
 from .tracing import record_answers
 
-N_REFERENCE_PASSES = 30
+N_PASSES = 30
+"""Fixed passes that tell about how long one takes."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def recheck(
     source = _Source(loaded, settings)
     texts = record_answers(source, sample.tune, progress, "Tracing")
     run_forced(decoder, texts[0][0])  # warm-up; plain decoding is warm from tracing
-    pass_s = statistics.median(reference_times(loaded.target, N_REFERENCE_PASSES))
+    pass_s = pace_of(loaded.target, statistics.fmean(reference_times(loaded.target, N_PASSES)))
     plain = SpeculativeDecoder(loaded, sampling=profile.sampling)
     with progress.step("Measuring again", 4 * len(texts)) as tick:
         steadily = run_interleaved([plain, decoder], texts, pass_s, tick)

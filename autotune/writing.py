@@ -121,12 +121,14 @@ def reason(rungs: Sequence[Candidate], proof: "Proof | None") -> str:
         return "No tree was faster than plain decoding on the tune prompts."
     if proof is None:
         return f"Insufficient evidence, {MIN_PROMPTS} more prompts are needed: none was held out."
+    machine = f" {note}" if (note := proof.steadily.summary()) else ""
     verdict = proof.closest
+    if not verdict.n_prompts:
+        return f"Insufficient evidence: no held-out prompt could be measured undisturbed.{machine}"
     figures = (
         f"{verdict.ratio:.3f}x in total, at least {verdict.low:.3f}x at "
         f"{100 * verdict.confidence:.1f} % confidence on {verdict.n_prompts} held-out prompts"
     )
-    machine = f" {note}" if (note := proof.steadily.summary()) else ""
     if proof.winner is not None:
         return f"Faster than plain decoding: {figures}.{machine}"
     if verdict.n_prompts_needed is None:

@@ -31,14 +31,14 @@ def times_of(ratios: "np.ndarray | list[float]", plain_s: float = 2.0) -> Paired
 
 
 @pytest.mark.parametrize("n_rungs", range(1, MAX_RUNGS + 1))
-def test_the_order_is_a_palindrome_with_every_side_twice(n_rungs: int) -> None:
+def test_b23_the_order_is_a_palindrome_with_every_side_twice(n_rungs: int) -> None:
     order = run_order(n_rungs)
     assert order == order[::-1]
     assert sorted(order) == sorted(2 * [-1, *range(n_rungs)])
 
 
 @pytest.mark.parametrize("n_rungs", range(1, MAX_RUNGS + 1))
-def test_linear_drift_of_the_machine_cancels(n_rungs: int) -> None:
+def test_b23_linear_drift_of_the_machine_cancels(n_rungs: int) -> None:
     clock = iter(range(10_000))
     blocks = [measure_block(n_rungs, lambda _: 100.0 + 0.5 * next(clock)) for _ in range(9)]
     for pair in paired(blocks, n_rungs):
@@ -92,7 +92,7 @@ def test_the_bound_of_the_total_is_fiellers() -> None:
         assert_total_is_just_not_above(PairedTimes(tuple(plain), tuple(speculative)), low, 2)
 
 
-def test_the_headline_is_the_ratio_of_total_times() -> None:
+def test_b23_the_headline_is_the_ratio_of_total_times() -> None:
     times = PairedTimes((10.0, *[1.0] * 9), (20.0, *[0.5] * 9))
     assert judge(times, 1).ratio == pytest.approx(19 / 24.5)
 
@@ -105,7 +105,7 @@ def test_a_tree_that_costs_more_in_total_is_not_faster_however_many_prompts_gain
     assert not verdict.is_faster
 
 
-def test_a_ratio_of_totals_that_hangs_on_few_prompts_proves_nothing() -> None:
+def test_b25_a_ratio_of_totals_that_hangs_on_few_prompts_proves_nothing() -> None:
     # Every prompt gains 2 % but for one that is lucky, and long: the total is 1.3.
     times = PairedTimes((1.02,) * 31 + (40.0,), (1.0,) * 31 + (24.0,))
     verdict = judge(times, 1)
@@ -127,7 +127,7 @@ def test_a_gain_of_the_typical_prompt_that_the_total_does_not_show_is_not_proved
 
 
 @pytest.mark.parametrize("n_rungs", [1, MAX_RUNGS])
-def test_a_tree_as_fast_as_plain_is_rarely_called_faster(n_rungs: int) -> None:
+def test_b25_a_tree_as_fast_as_plain_is_rarely_called_faster(n_rungs: int) -> None:
     rng = np.random.default_rng(0)
     n_jobs, n_prompts = 500, 12
     n_wrong = 0
@@ -153,7 +153,7 @@ def test_a_tree_that_is_a_tenth_faster_is_mostly_found() -> None:
 
 
 @pytest.mark.parametrize("n_prompts", range(1, MIN_PROMPTS))
-def test_few_prompts_never_prove_anything(n_prompts: int) -> None:
+def test_b25_few_prompts_never_prove_anything(n_prompts: int) -> None:
     verdict = judge(times_of([10.0] * n_prompts), 1)
     assert not verdict.is_faster
     assert verdict.ratio == pytest.approx(10)

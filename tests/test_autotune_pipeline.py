@@ -192,7 +192,29 @@ def test_a_job_where_speculation_pays_proves_it_and_serves_it(
     assert generation.stats.n_rounds < plain.stats.n_rounds / 1.5
 
 
-def test_a_job_where_a_round_costs_too_much_is_plain_and_says_why(
+def test_b23_the_speedup_follows_from_the_raw_times_beside_the_profile(
+    folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixed_times(monkeypatch, lambda tree: 1.0 if tree.is_plain else 1.1)
+    out = tmp_path / "raw.yaml"
+    profile = run_job(folders, out, "lookup", target="cycle")
+    judged = [profile.evidence, *(rival.evidence for rival in profile.alternatives)]
+    found = {
+        (evidence.speedup.ratio, evidence.speedup.worst_prompt, evidence.speedup.prompts)
+        for evidence in judged
+        if evidence is not None
+    }
+    expected = set()
+    for rung in load_measurements(measurements_path(out)).holdout:
+        ratios = [p / s for p, s in zip(rung.plain_ms, rung.speculative_ms, strict=True)]
+        total = sum(rung.plain_ms) / sum(rung.speculative_ms)
+        expected.add((total, min(ratios), len(ratios)))
+        assert rung.run_noise == pytest.approx(0)  # the clock is invented
+    assert expected
+    assert sorted(found) == [pytest.approx(figures, rel=1e-4) for figures in sorted(expected)]
+
+
+def test_b25_a_job_where_a_round_costs_too_much_is_plain_and_says_why(
     folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fixed_times(monkeypatch, lambda tree: 1.0 if tree.is_plain else 1 + 2.0 * tree.depth)
@@ -203,7 +225,7 @@ def test_a_job_where_a_round_costs_too_much_is_plain_and_says_why(
     assert profile.reason == "No tree was faster than plain decoding on the tune prompts."
 
 
-def test_luck_on_the_tune_prompts_does_not_pass_the_holdout(
+def test_b25_luck_on_the_tune_prompts_does_not_pass_the_holdout(
     folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The same trees look good in the race and are slower afterwards: the winner's curse.
@@ -220,7 +242,7 @@ def test_luck_on_the_tune_prompts_does_not_pass_the_holdout(
 
 
 @pytest.mark.parametrize("draft", ["hostile", "heavy"])
-def test_a_draft_that_cannot_pay_ends_in_plain(
+def test_b25_a_draft_that_cannot_pay_ends_in_plain(
     folders: dict[str, str], tmp_path: Path, draft: str
 ) -> None:
     profile = run_job(folders, tmp_path / "out.yaml", draft)
@@ -229,7 +251,24 @@ def test_a_draft_that_cannot_pay_ends_in_plain(
     assert profile.draft.id == folders[draft]
 
 
-def test_a_single_prompt_is_insufficient_evidence(
+def test_b25_a_machine_that_turns_busy_for_good_ends_in_plain_and_says_so(
+    folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixed_times(monkeypatch, lambda tree: 1.0 if tree.is_plain else 1.1)
+    n_readings = iter(range(1000))
+    monkeypatch.setattr(
+        autotune.proving, "pace_of", lambda _, pass_s: pass_s * (1 if next(n_readings) < 4 else 2)
+    )
+    profile = run_job(folders, tmp_path / "busy.yaml", "lookup", target="cycle")
+    assert profile.decision == "plain"
+    assert "more prompts are needed" in profile.reason
+    assert "a fixed pass took up to 2.00 times its usual time" in profile.reason
+    assert profile.noise is not None
+    assert (profile.noise.slowest, profile.noise.left_out) == (2.0, 5)
+    assert load(tmp_path / "busy.yaml") == profile
+
+
+def test_b25_a_single_prompt_is_insufficient_evidence(
     folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fixed_times(monkeypatch, lambda tree: 1.0 if tree.is_plain else 1.1)
@@ -243,7 +282,7 @@ def test_a_single_prompt_is_insufficient_evidence(
 
 
 @pytest.mark.parametrize("n_holdout", [1, 5])
-def test_a_small_holdout_is_insufficient_evidence_and_asks_for_the_missing_prompts(
+def test_b25_a_small_holdout_is_insufficient_evidence_and_asks_for_the_missing_prompts(
     folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_holdout: int
 ) -> None:
     fixed_times(monkeypatch, lambda tree: 1.0 if tree.is_plain else 1.1)
@@ -255,7 +294,7 @@ def test_a_small_holdout_is_insufficient_evidence_and_asks_for_the_missing_promp
 
 
 @pytest.mark.parametrize("max_new_tokens", [2, 5, 6])
-def test_very_short_answers_end_in_a_profile_or_in_one_sentence(
+def test_b25_very_short_answers_end_in_a_profile_or_in_one_sentence(
     folders: dict[str, str], tmp_path: Path, max_new_tokens: int
 ) -> None:
     out = tmp_path / "short.yaml"
@@ -293,14 +332,14 @@ def test_no_text_reaches_a_file(
     assert b"abcabcabc" not in written  # what this target answers
 
 
-def test_a_sampled_job_records_its_sampling(folders: dict[str, str], tmp_path: Path) -> None:
+def test_b27_a_sampled_job_records_its_sampling(folders: dict[str, str], tmp_path: Path) -> None:
     sampling = Sampling(temperature=0.8, top_k=20)
     profile = run_job(folders, tmp_path / "out.yaml", "lookup", "noisy", sampling=sampling)
     check_consistent(profile, tmp_path / "out.yaml", TINY.n_trials)
     assert profile.sampling == sampling
 
 
-def test_the_order_of_the_file_does_not_change_the_split(
+def test_b27_the_order_of_the_file_does_not_change_the_split(
     folders: dict[str, str], tmp_path: Path
 ) -> None:
     lines = Path(folders["prompts"]).read_text().splitlines()
@@ -345,7 +384,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("module", "error"), [("racing", KeyboardInterrupt), ("proving", RuntimeError)]
 )
-def test_a_job_that_is_stopped_leaves_every_file_as_it_was(
+def test_b31_a_job_that_is_stopped_leaves_every_file_as_it_was(
     folders: dict[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -406,7 +445,7 @@ for module, name, n in moments:
 """
 
 
-def test_a_killed_job_leaves_the_old_profile_whole(
+def test_b31_a_killed_job_leaves_the_old_profile_whole(
     folders: dict[str, str], tmp_path: Path, loaded: LoadedTarget
 ) -> None:
     out = tmp_path / "old.yaml"
@@ -439,7 +478,7 @@ def outputs_in_the_way(tmp_path: Path) -> dict[str, Path]:
     }
 
 
-def test_an_output_that_cannot_be_written_is_refused_before_a_model_is_loaded(
+def test_b31_an_output_that_cannot_be_written_is_refused_before_a_model_is_loaded(
     folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load_nothing(*_: object, **__: object) -> None:
@@ -485,7 +524,7 @@ def fitting(folders: dict[str, str], loaded: LoadedTarget) -> Profile:
     return speculating_profile(loaded, folders["noisy"])
 
 
-def test_a_profile_that_fits_is_used_without_a_word(
+def test_b29_a_profile_that_fits_is_used_without_a_word(
     loaded: LoadedTarget, fitting: Profile
 ) -> None:
     harmless = with_change(with_change(fitting, "device.torch", "1.0"), "device.driver", "9")
@@ -505,7 +544,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("key", "value"), CASES)
-def test_a_profile_that_does_not_fit_is_decoded_plainly_with_both_values_named(
+def test_b29_a_profile_that_does_not_fit_is_decoded_plainly_with_both_values_named(
     loaded: LoadedTarget, fitting: Profile, key: str, value: object
 ) -> None:
     profile = with_change(fitting, key, value)
@@ -529,7 +568,7 @@ def test_a_profile_that_does_not_fit_is_decoded_plainly_with_both_values_named(
     assert trusted.draft is not None
 
 
-def test_another_kind_of_device_is_named(loaded: LoadedTarget, fitting: Profile) -> None:
+def test_b29_another_kind_of_device_is_named(loaded: LoadedTarget, fitting: Profile) -> None:
     profile = with_change(fitting, "device.kind", "cuda")
     with pytest.warns(UntrustedProfileWarning, match=r"device\.kind: 'cuda' .*'cpu' here"):
         assert SpeculativeDecoder.from_profile(profile, loaded=loaded).draft is None
@@ -549,7 +588,7 @@ def test_b29_a_profile_edited_by_hand_is_decoded_plainly(
         assert SpeculativeDecoder.from_profile(renamed, loaded=loaded).draft is not None
 
 
-def test_weights_that_changed_under_the_same_name_are_noticed(
+def test_b29_weights_that_changed_under_the_same_name_are_noticed(
     folders: dict[str, str], fitting: Profile, tmp_path: Path
 ) -> None:
     other = load_target(str(save_target(tmp_path / "target", seed=3)), dtype="float32")

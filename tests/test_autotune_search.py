@@ -236,7 +236,7 @@ def test_the_same_seed_proposes_the_same_trees() -> None:
     assert runs[0] == runs[1]
 
 
-def test_a_tree_that_needs_too_much_memory_is_left_out_and_the_search_goes_on() -> None:
+def test_b36_a_tree_that_needs_too_much_memory_is_left_out_and_the_search_goes_on() -> None:
     class Hungry(Objective):
         def __call__(self, draft: str, tree: TreeConfig) -> Iterator[float]:
             if tree == CHAIN:

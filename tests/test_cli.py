@@ -166,7 +166,7 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_a_prompt_file_that_cannot_be_used_is_refused_in_one_sentence(
+def test_b38_a_prompt_file_that_cannot_be_used_is_refused_in_one_sentence(
     cli: Cli, base: Path, tmp_path: Path, name: str
 ) -> None:
     path = tmp_path / name
@@ -314,7 +314,7 @@ BAD_TREES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_TREES)
-def test_a_tree_that_cannot_be_is_refused_even_when_trusted(
+def test_b07_a_tree_that_cannot_be_is_refused_even_when_trusted(
     cli: Cli, base: Path, tmp_path: Path, case: str
 ) -> None:
     changes, reason = BAD_TREES[case]
@@ -332,7 +332,7 @@ def test_a_tree_that_cannot_be_is_refused_even_when_trusted(
         {"depth": 3, "width": 100, "top_k": 2, "nodes": 14},
     ],
 )
-def test_an_unusual_tree_gives_what_plain_decoding_gives(
+def test_b07_an_unusual_tree_gives_what_plain_decoding_gives(
     cli: Cli, base: Path, tmp_path: Path, tree: dict[str, int]
 ) -> None:
     rest = ("--prompt", "abc", "--max-new-tokens", 20, "--json")
@@ -344,7 +344,7 @@ def test_an_unusual_tree_gives_what_plain_decoding_gives(
     assert fast["results"][0][0]["drafted"] > 0
 
 
-def test_depth_zero_is_plain_whatever_else_the_tree_says(
+def test_b07_depth_zero_is_plain_whatever_else_the_tree_says(
     cli: Cli, base: Path, tmp_path: Path
 ) -> None:
     path = edited(base, tmp_path, {"tree.top_k": 7, "tree.nodes": 9}, "plain.yaml")
@@ -354,7 +354,7 @@ def test_depth_zero_is_plain_whatever_else_the_tree_says(
     assert document["results"][0][0]["drafted"] == 0
 
 
-def test_a_profile_from_elsewhere_is_plain_with_a_warning_unless_trusted(
+def test_b29_a_profile_from_elsewhere_is_plain_with_a_warning_unless_trusted(
     cli: Cli, base: Path, tmp_path: Path
 ) -> None:
     path = edited(base, tmp_path, {"device.name": "Another CPU"})
@@ -381,7 +381,7 @@ def test_a_profile_whose_models_are_gone(cli: Cli, base: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("prompt", ["", " ", "\n\t"])
-def test_an_empty_prompt_is_refused(cli: Cli, base: Path, prompt: str) -> None:
+def test_b03_an_empty_prompt_is_refused(cli: Cli, base: Path, prompt: str) -> None:
     refused(cli("run", base / "fast.yaml", "--prompt", prompt), "prompt", code=2)
 
 
@@ -398,7 +398,7 @@ def test_an_empty_prompt_is_refused(cli: Cli, base: Path, prompt: str) -> None:
         (("--device", "tpu"), "tpu"),
     ],
 )
-def test_run_options_out_of_range(
+def test_b03_run_options_out_of_range(
     cli: Cli, base: Path, options: tuple[object, ...], word: str
 ) -> None:
     refused(cli("run", base / "fast.yaml", "--prompt", "abc", *options), word)
@@ -444,7 +444,7 @@ def test_every_turn_is_answered_in_order_with_the_answers_before_it(
         chat.append({"role": "assistant", "content": answer["text"]})
 
 
-def test_run_prints_one_document_with_counts_that_add_up(cli: Cli, base: Path) -> None:
+def test_b24_run_prints_one_document_with_counts_that_add_up(cli: Cli, base: Path) -> None:
     rest = ("--prompts", base / "prompts.jsonl", "--limit", 3, "--max-new-tokens", 16, "--json")
     document = json.loads(cli("run", base / "fast.yaml", *rest).out)
     assert len(document["results"]) == 3

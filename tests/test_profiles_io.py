@@ -309,7 +309,9 @@ def test_a_link_keeps_pointing_at_the_file_that_is_replaced(tmp_path):
 
 @pytest.mark.parametrize("step", ["replace", "fsync", "chmod"])
 @pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()])
-def test_a_failed_save_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, step, failure):
+def test_b31_a_failed_save_leaves_the_old_file_and_nothing_else(
+    tmp_path, monkeypatch, step, failure
+):
     path = tmp_path / "p.yaml"
     save(profile(), path)
     before = path.read_bytes()
@@ -330,7 +332,7 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatc
         )
 
 
-def test_a_path_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+def test_b31_a_path_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     def told(path):
         with pytest.raises(SpectuneError) as caught:
             atomic_write(path, "x")

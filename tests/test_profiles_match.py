@@ -53,7 +53,7 @@ def test_a_profile_matches_the_machine_it_was_made_on():
 
 
 @pytest.mark.parametrize("field", [*EXACT, *NOTED])
-def test_each_fact_that_differs_is_told_alone_with_both_values(field):
+def test_b29_each_fact_that_differs_is_told_alone_with_both_values(field):
     made, other = profile(), profile({field: OTHER_VALUE[field]})
     (mismatch,) = compare(made, facts_of(other))
     assert mismatch.field == field
@@ -64,7 +64,7 @@ def test_each_fact_that_differs_is_told_alone_with_both_values(field):
 
 
 @pytest.mark.parametrize("field", OPTIONAL)
-def test_a_missing_fact_matches_nothing_not_even_a_missing_one(field):
+def test_b29_a_missing_fact_matches_nothing_not_even_a_missing_one(field):
     known, missing = profile(), profile({field: None})
     for left, right in [(known, missing), (missing, known), (missing, missing)]:
         mismatches = compare(left, facts_of(right))
@@ -76,7 +76,7 @@ def test_a_missing_fact_matches_nothing_not_even_a_missing_one(field):
 
 
 @pytest.mark.parametrize("field", TEXT_FACTS)
-def test_unknown_is_no_match_for_unknown(field):
+def test_b29_unknown_is_no_match_for_unknown(field):
     made = profile({field: "Unknown"})
     mismatches = compare(made, facts_of(made))
     assert (field, "fatal") in [(m.field, m.level) for m in mismatches]
@@ -119,7 +119,7 @@ def test_the_filters_do_nothing_when_greedy():
     assert [m.field for m in compare(made, facts_of(warm))] == ["sampling.temperature"]
 
 
-def test_the_same_name_with_other_weights_is_another_model():
+def test_b29_the_same_name_with_other_weights_is_another_model():
     made, other = profile(), profile({"target.sha256": SHA_B})
     assert made.target.id == other.target.id
     assert [m.field for m in compare(made, facts_of(other))] == ["target.sha256"]
