@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.decoder import SpeculativeDecoder
-from engine.floor import MachineLimits, Work, measure_limits, work_of
+from engine.floor import MachineLimits, measure_limits, work_of
 from engine.pair import LoadedDraft, LoadedTarget, load_draft
 from engine.trace import Trace, record
 from profiles import GREEDY, Profile
 from profiles.errors import UsageError
 
 from .contenders import PLAIN_NAME, ours, untuned_tree, warm_up_text
-from .contest import Contender, Runs, Standing, compete, standings, warm_up
+from .contest import Contender, Standing, compete, standings, warm_up
 from .progress import Silent
 from .prompts import read_prompts
 from .sample import build_sample
@@ -27,16 +27,12 @@ class Bench:
 
     Attributes:
         standings: What every contender reached, the floor last.
-        runs: The single runs behind them.
         limits: What the machine can do, measured before and after the runs.
-        work: What a pass of the target needs; None if that is not known.
         skipped: Why a contender is missing, by name.
     """
 
     standings: list[Standing]
-    runs: Runs
     limits: MachineLimits
-    work: Work | None
     skipped: dict[str, str]
 
 
@@ -164,4 +160,4 @@ def bench(
         skipped[FLOOR] = "how much of a mixture of experts a pass reads depends on the text"
     else:
         runs[FLOOR] = [work.plain_text(limits, trace) for trace in traces]
-    return Bench(standings(runs, traces, PLAIN_NAME), runs, limits, work, skipped)
+    return Bench(standings(runs, traces, PLAIN_NAME), limits, skipped)

@@ -3,12 +3,12 @@
 import statistics
 from collections.abc import Mapping, Sequence
 
+from autotune.benching import FLOOR
 from autotune.contenders import GENERATE, PLAIN_NAME
 from autotune.contest import Runs, flat
 from autotune.speeds import Figure, ratio_of_totals
 
 SPECULATIVE = "spectune speculative"
-FLOOR = "floor of this machine"
 OURS = (PLAIN_NAME, SPECULATIVE, FLOOR)
 
 Figures = dict[str, float | str | None]

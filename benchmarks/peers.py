@@ -21,14 +21,14 @@ from typing import Any
 import torch
 from common import DOMAINS, conditions, parser, publish, say
 from peer_engines import Peer
-from peer_figures import FLOOR, SPECULATIVE, domain_figures, overall_figures, speed_cell, speeds
+from peer_figures import SPECULATIVE, domain_figures, overall_figures, speed_cell, speeds
 from peer_passes import pass_figures
 from peer_process import exit_on_signals
 from peer_records import PeerRecords
 from peer_setup import add_places, configured_peers, start, versions
 from peer_tables import tables
 
-from autotune.benching import record_texts, served
+from autotune.benching import FLOOR, record_texts, served
 from autotune.contenders import PLAIN_NAME, generate_modes, ours, untuned_tree, warm_up_text
 from autotune.contest import Contender, Runs, compete, warm_up
 from autotune.progress import OnTerminal

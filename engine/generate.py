@@ -70,8 +70,8 @@ def run_generate(loaded: LoadedTarget, trace: Trace, **options: Any) -> TimedTex
             streamer=clock,
             **options,
         )
-    token_ids = tuple(output[0, len(trace.prompt) :].tolist())  # waits for the device
-    ended = time.perf_counter()
+        token_ids = tuple(output[0, len(trace.prompt) :].tolist())  # waits for the device
+        ended = time.perf_counter()
     return TimedText(ended - started, ended - clock.at, token_ids, clock.n_tokens)
 
 

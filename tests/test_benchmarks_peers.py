@@ -12,12 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 from peer_engines import HttpPeer, OpenVino, Vllm, llama_answer, streamed_tokens, timed_stream
-from peer_figures import FLOOR, SPECULATIVE, domain_figures, overall_figures, pool, speed_cell
+from peer_figures import SPECULATIVE, domain_figures, overall_figures, pool, speed_cell
 from peer_passes import pass_figures
 from peer_process import PeerError, PeerProcess
 from peer_records import PeerRecords
 from peer_tables import tables
 
+from autotune.benching import FLOOR
 from autotune.contenders import GENERATE, PLAIN_NAME
 from autotune.contest import Runs
 from engine.pair import load_draft, load_target
