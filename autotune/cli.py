@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypeAlias
 
+from profiles.engine_spaces import ENGINE_SPACES
 from profiles.errors import SpectuneError
 
 from . import (
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"spectune: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("spectune: stopped; nothing was written", file=sys.stderr)
+        print("spectune: stopped; no profile was written", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output went away
         sys.stderr.close()
@@ -92,6 +93,25 @@ def _add_tune(subparsers: Subparsers) -> None:
     command.add_argument("--dry-run", action="store_true", help="print the plan and stop")
     command.add_argument(
         "--quick", action="store_true", help="fewer prompts: a shorter job with wider intervals"
+    )
+    command.add_argument(
+        "--budget-min",
+        type=float,
+        metavar="MIN",
+        help="minutes the job may take: its counts are cut until its plan fits",
+    )
+    command.add_argument(
+        "--storage", help="Optuna URL of the study (default: a journal file beside the profile)"
+    )
+    command.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the study of a stopped job, or, with more --trials, of a finished one",
+    )
+    command.add_argument(
+        "--engine-space",
+        choices=sorted(ENGINE_SPACES),
+        help="propose only trees that this engine can run",
     )
     _add_device(command)
     for name, text in (

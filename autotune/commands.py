@@ -44,8 +44,16 @@ def tune(arguments: argparse.Namespace) -> None:
         arguments.history,
     )
     settings, progress = _settings(arguments), OnTerminal()
+    budget_s = _seconds(arguments.budget_min)
+    if arguments.quick:
+        progress.say(
+            f"A quick job holds out {settings.n_holdout} prompts of {settings.max_new_tokens} "
+            "tokens: what it proves is less certain than by default."
+        )
     if arguments.dry_run:
-        planned = plan(models, arguments.prompts, settings=settings, progress=progress)
+        planned = plan(
+            models, arguments.prompts, settings=settings, budget_s=budget_s, progress=progress
+        )
         if arguments.json:
             _print_json({"plan_s": planned.seconds, "total_s": planned.total_s})
         else:
@@ -58,6 +66,9 @@ def tune(arguments: argparse.Namespace) -> None:
         domain=domain,
         settings=settings,
         keep_text=arguments.keep_text,
+        storage=arguments.storage,
+        resume=arguments.resume,
+        budget_s=budget_s,
         progress=progress,
     )
     show_profile(out, as_json=arguments.json)
@@ -207,6 +218,7 @@ def _settings(arguments: argparse.Namespace) -> Any:
             ("n_trials", arguments.trials),
             ("max_nodes", arguments.max_nodes),
             ("max_depth", arguments.max_depth),
+            ("engine_space", arguments.engine_space),
         )
         if value is not None
     }
@@ -216,6 +228,12 @@ def _settings(arguments: argparse.Namespace) -> Any:
         "raw": arguments.raw,
     }
     return Settings.quick(**changes) if arguments.quick else Settings(**changes)
+
+
+def _seconds(minutes: float | None) -> float | None:
+    if minutes is not None and not 0 < minutes < float("inf"):
+        raise UsageError(f"--budget-min must be above 0, but is {minutes:g}")
+    return None if minutes is None else 60 * minutes
 
 
 def _sampling(arguments: argparse.Namespace, default: Sampling) -> Sampling:

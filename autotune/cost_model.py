@@ -126,7 +126,7 @@ class CostModel:
     def plain(self, context: Sizes) -> Times:
         """Return the cost of plain passes behind that many tokens."""
         extra = np.asarray(context, dtype=float) - self._context.reference
-        return np.asarray(1 + self._context.plain * extra)
+        return np.asarray(np.maximum(1 + self._context.plain * extra, 0.0))
 
     def verify(self, n_nodes: Sizes, context: Sizes | None = None) -> Times:
         """Return the cost of verify passes with that many draft nodes; 0 is a plain pass.
@@ -145,9 +145,8 @@ class CostModel:
         if context is None:
             return np.asarray(at_reference)
         extra = np.asarray(context, dtype=float) - self._context.reference
-        return np.asarray(
-            at_reference + extra * (self._context.plain + sizes * self._context.node)
-        )
+        surplus = extra * (self._context.plain + sizes * self._context.node)
+        return np.asarray(np.maximum(at_reference + surplus, 0.0))
 
     def round_times(
         self, draft: str, tree: TreeConfig, rounds: "ReplayedRounds", n_prompt: int

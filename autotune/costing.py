@@ -61,10 +61,11 @@ def verify_probes(max_nodes: int) -> list[int]:
 
 
 def contexts_of(job: Job, traces: Sequence[Trace]) -> tuple[int, int]:
-    """Return the two lengths of context to time: a short one, and the sample's or a long one."""
+    """Return the two lengths of context to time: none of the sample's is beyond them."""
+    shortest = min(SHORT_CONTEXT, *(len(trace.prompt) for trace in traces))
     longest = max(LONG_CONTEXT, *(len(trace.tokens) for trace in traces))
     room = (job.loaded.target.max_positions or longest + N_NODES + 1) - N_NODES - 1
-    return max(1, min(SHORT_CONTEXT, room)), max(1, min(longest, room))
+    return shortest, max(shortest, min(longest, room))
 
 
 def draft_probes(space: SearchSpace) -> list[TreeConfig]:

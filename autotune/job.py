@@ -4,8 +4,10 @@ import hashlib
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from engine.fingerprint import describe_device
 from engine.forced import reference_times
@@ -79,16 +81,27 @@ class Job:
         return "-".join("".join(c if c.isalnum() else "-" for c in part) for part in parts).lower()
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """What is measured, in parts: studies that differ in one of them are never mixed."""
+        settings = self.settings
+        prompts = [p.token_ids for p in self.sample.tune[: settings.n_race]]
+        return {
+            "target": self.loaded.ref.model_dump(mode="json"),
+            "drafts": {n: d.ref.model_dump(mode="json") for n, d in self.drafts.items()},
+            "device": self.device.model_dump(mode="json"),
+            "domain": self.domain,
+            "sample": hashlib.sha256(repr(prompts).encode()).hexdigest(),
+            "ranges": {name: asdict(space) for name, space in self.spaces.items()},
+            "decoding": settings.sampling.model_dump(mode="json")
+            | {"max_new_tokens": settings.max_new_tokens, "seed": settings.seed},
+            "spectune": version("spectune"),
+        }
+
+    @property
     def study_name(self) -> str:
         """Return a name that differs whenever what is measured differs."""
-        inputs = [
-            self.loaded.ref.model_dump(mode="json"),
-            [draft.ref.model_dump(mode="json") for draft in self.drafts.values()],
-            self.device.model_dump(mode="json"),
-            self.sample.fingerprint,
-            repr((self.spaces, self.settings)),
-        ]
-        return f"{self.name}-{hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:12]}"
+        inputs = json.dumps(self.identity, sort_keys=True)
+        return f"{self.name}-{hashlib.sha256(inputs.encode()).hexdigest()[:12]}"
 
 
 def prepare(
@@ -174,10 +187,11 @@ def load_drafts(models: Models, loaded: LoadedTarget, progress: Silent) -> dict[
 
 def space_of(loaded: LoadedDraft, settings: Settings) -> SearchSpace:
     """Return the search space of a draft."""
-    if loaded.ref.kind in ("lookup", "suffix"):
-        return SearchSpace(settings.max_lookup_depth, 4, 4, settings.max_nodes)
+    kind, engine = loaded.ref.kind, settings.engine_space
+    if kind in ("lookup", "suffix"):
+        return SearchSpace(settings.max_lookup_depth, 4, 4, settings.max_nodes, kind, engine)
     top_k = min(10, loaded.draft.max_top_k)
-    return SearchSpace(settings.max_depth, top_k, top_k, settings.max_nodes)
+    return SearchSpace(settings.max_depth, top_k, top_k, settings.max_nodes, kind, engine)
 
 
 def look_again(job: Job, progress: Silent) -> Job:

@@ -6,10 +6,10 @@ from engine.replay import Replay
 from engine.trace import Trace
 from profiles import Acceptance, TreeConfig
 
+from .candidates import Candidate
 from .cost_model import CostModel, Prediction
 from .job import Job
 from .progress import Silent
-from .search import Candidate
 
 
 class Predictor:

@@ -10,6 +10,7 @@ from engine.forced import ForcedRun, plain_over_generate, run_forced
 from engine.pair import LoadedTarget
 from profiles import Evidence, Noise, Serving, Speedup
 
+from .candidates import Candidate, best_chain, best_shallow
 from .holdout import (
     MAX_RUNGS,
     PairedTimes,
@@ -21,7 +22,6 @@ from .holdout import (
 )
 from .job import Job
 from .progress import Silent, Tick
-from .search import Candidate, best_chain, best_shallow
 from .steady import Steadily, measure_steadily, pace_of
 from .tracing import Conversation, flatten
 

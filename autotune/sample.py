@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +18,7 @@ from profiles.errors import SpectuneError, UsageError
 from .duplicates import group_near_duplicates
 from .prompts import Prompt, PromptFile, Skipped, describe_skipped
 from .records import Message
+from .settings import Settings
 
 # A large file is thinned, by seed, before it is tokenised and compared; this many times the
 # prompts asked for leave enough to choose from when some are near-duplicates.
@@ -169,6 +170,13 @@ def build_sample(
         n_wanted=n_tune + n_holdout,
         unit=prompts.unit,
     )
+
+
+def first_of(sample: Sample, settings: Settings) -> Sample:
+    """Return the sample with no more prompts on each side than the settings ask for."""
+    tune, holdout = sample.tune[: settings.n_tune], sample.holdout[: settings.n_holdout]
+    fingerprint = _fingerprint(settings.seed, tune, holdout)
+    return replace(sample, tune=tune, holdout=holdout, fingerprint=fingerprint)
 
 
 def render(

@@ -1,181 +1,231 @@
-"""The two studies: every tree predicted in memory, the most promising ones measured by Optuna.
+"""The measured study: trees timed on the device, kept in an Optuna study that can be resumed.
 
 The only module that imports optuna. A prediction decides what is measured, never what wins.
 """
 
+import os
+import platform
+import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages import JournalStorage
+import psutil
+from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
 from profiles import TreeConfig
+from profiles.errors import SpectuneError
 
+from .candidates import PLAIN_PREDICTION, Candidate
 from .cost_model import Prediction
-from .space import DEFAULTS, SearchSpace
+from .racing import Runner, Track, race
+from .space import SearchSpace
+from .study_files import without_password
 
 MAX_REPEATS = 50
 """Proposals in a row that were measured before, after which a search ends early."""
 
-RatioPerPrompt = Iterable[float]
-PLAIN_PREDICTION = Prediction(tau=1.0, break_even_tau=1.0)
+N_PROPOSALS = 3
+"""Trees that Optuna proposes for one race."""
 
-Measure = Callable[[str, TreeConfig], RatioPerPrompt]
-"""Time a draft's tree against plain decoding; yields the speedup on one prompt after another."""
+HEARTBEAT_S = 60
+"""Seconds between the signs of life that a job gives in a database."""
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """A draft and a tree, with what is known of it.
-
-    Attributes:
-        draft: The draft's name.
-        tree: The tree, in canonical form.
-        prediction: From replay and the cost model.
-        speedup: Measured on the tune prompts, end to end; None if it was not, or if the
-            measurement was stopped early because it was clearly behind or did not fit memory.
-        ratios: The speedups by prompt, as far as measured.
-    """
-
-    draft: str
-    tree: TreeConfig
-    prediction: Prediction
-    speedup: float | None = None
-    ratios: tuple[float, ...] = field(default=())
-
-
-def leaders(predicted: Sequence[Candidate], n: int) -> list[Candidate]:
-    """Return the `n` best predicted candidates, no two of them next to each other.
-
-    Trees that differ by a step in the node budget alone predict alike; measuring both would
-    tell little.
-    """
-    chosen: list[Candidate] = []
-    seen: set[tuple[str, int, int, int]] = set()
-    for candidate in sorted(predicted, key=lambda c: -c.prediction.decode_speedup):
-        tree = candidate.tree
-        family = (candidate.draft, tree.depth, tree.width, tree.top_k)
-        if family not in seen:
-            seen.add(family)
-            chosen.append(candidate)
-        if len(chosen) == n:
-            break
-    return chosen
-
-
-def best_chain(candidates: Iterable[Candidate]) -> Candidate | None:
-    """Return the chain with the best predicted speedup."""
-    chains = [c for c in candidates if c.tree.is_chain]
-    return max(chains, key=lambda c: c.prediction.decode_speedup, default=None)
-
-
-def best_shallow(candidates: Iterable[Candidate]) -> Candidate | None:
-    """Return the tree of at most two levels with the best predicted speedup."""
-    shallow = [c for c in candidates if c.tree.depth <= 2]
-    return max(shallow, key=lambda c: c.prediction.decode_speedup, default=None)
+Point = tuple[str, TreeConfig]
 
 
 class MeasuredStudy:
-    """The persistent Optuna study of measured trees.
+    """The Optuna study of measured trees.
 
     Args:
         spaces: The search space of every draft.
         predict: Scores any candidate; called for those Optuna proposes on its own.
-        storage: Journal file of the study; in memory if None.
+        storage: Optuna URL, or path of a journal file; in memory if None.
         name: Name of the study. Inputs that differ must differ in name.
-        seed: Seed of the sampler.
+        facts: What the name stands for, shown beside the study.
+        seed: Seed of the sampler and of the order of runs.
+        resume: Go on with the latest study of that name instead of beginning a new one.
+
+    Attributes:
+        resumes: Whether there was one with something in it.
+        differences: Names of the facts in which the latest other study of the storage differs.
     """
 
     def __init__(
         self,
-        spaces: dict[str, SearchSpace],
+        spaces: Mapping[str, SearchSpace],
         predict: Callable[[str, TreeConfig], Prediction],
         *,
-        storage: Path | None,
+        storage: str | Path | None,
         name: str,
+        facts: Mapping[str, Any] | None = None,
         seed: int,
+        resume: bool = False,
     ) -> None:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        backend = None if storage is None else JournalStorage(JournalFileBackend(str(storage)))
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._spaces = spaces
         self._predict = predict
-        self._study = optuna.create_study(
-            study_name=name,
-            storage=backend,
-            direction="maximize",
-            sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=0),
-            pruner=_pruner(),
-            load_if_exists=True,
-        )
+        self._seed = seed
+        with _explained(storage):
+            self._storage = _open(storage)
+            self._study = _create(self._storage, name, seed, resume)
+            self.differences = _differences(self._storage, self._study, facts or {})
+            for key, value in (facts or {}).items():
+                self._study.set_user_attr(key, value)
         self._ranges = {
             "depth": max(space.max_depth for space in spaces.values()),
             "width": max(space.max_width for space in spaces.values()),
             "top_k": max(space.max_top_k for space in spaces.values()),
         }
-        self._measured: dict[tuple[str, TreeConfig], Candidate] = {}
+        self._measured: dict[Point, Candidate] = {}
+        self._begun: dict[Point, dict[int, float]] = {}
+        self.resumes = resume and bool(self._study.get_trials(deepcopy=False))
+        if self.resumes:
+            self._restore()
+
+    @property
+    def name(self) -> str:
+        """The name of the study in its storage."""
+        return str(self._study.study_name)
 
     @property
     def candidates(self) -> list[Candidate]:
-        """Every candidate whose measurement was begun, in order."""
+        """Every candidate whose measurement has ended, in order."""
         return list(self._measured.values())
 
     def run(
         self,
         first: Sequence[Candidate],
-        measure: Measure,
+        track: Track,
         n_trials: int,
-        n_prompts: int,
-        tick: Callable[[], None] = lambda: None,
+        stay: Sequence[Candidate] = (),
     ) -> list[Candidate]:
-        """Measure `n_trials` different trees: the given ones first, then Optuna's proposals.
+        """Measure trees until `n_trials` different ones are: the given ones, then Optuna's.
 
         Args:
-            first: What to begin with, the likely winner first: later trees are compared with
-                the best so far and stopped as soon as they are clearly behind.
-            measure: Times one tree.
-            n_trials: Trees to measure in all.
-            n_prompts: Prompts that `measure` goes through.
-            tick: Called after each measured tree.
+            first: What to begin with.
+            track: Times the trees.
+            n_trials: Trees to measure in all, those of a resumed study included.
+            stay: Candidates that are measured to the end even if they are behind.
 
         Returns:
             The measured candidates.
         """
-        known = [c for c in first if self._spaces[c.draft].contains(c.tree)]
-        for candidate in known[:n_trials]:
-            self._study.enqueue_trial(self._point(candidate), skip_if_exists=True)
-        n_repeats = 0
-        while len(self._measured) < n_trials and n_repeats < MAX_REPEATS:
-            trial = self._study.ask()
-            draft, tree = self._proposal(trial)
-            before = self._measured.get((draft, tree))
-            if before is None:
-                n_repeats = 0
-                self._measured[draft, tree] = self._measure(trial, draft, tree, measure, n_prompts)
-                tick()
-                continue
-            n_repeats += 1  # nothing is measured twice; the sampler learns what is known
-            trial.set_user_attr("repeats", tree.label())
-            if before.ratios:
-                self._study.tell(trial, _value(before))
-            else:
-                self._study.tell(trial, state=TrialState.FAIL)
+        staying = {(c.draft, c.tree) for c in stay}
+        given = [c for c in first if self._spaces[c.draft].contains(c.tree)][:n_trials]
+        given = [c for c in given if (c.draft, c.tree) not in self._measured]
+        for candidate in given:
+            self._study.enqueue_trial(self._parameters(candidate))
+        n_next = len(given) or N_PROPOSALS
+        while n_trials > len(self._measured):
+            batch = self._ask(min(n_next, n_trials - len(self._measured)))
+            if not batch:
+                break
+            runners = {
+                point: _TrialRunner(trial, *point, stays=point in staying)
+                for point, trial in batch.items()
+            }
+            self._race(runners, track)
+            n_next = N_PROPOSALS
         return self.candidates
 
-    def _proposal(self, trial: Trial) -> tuple[str, TreeConfig]:
-        draft = trial.suggest_categorical("draft", sorted(self._spaces))
-        # The ranges never change from trial to trial: samplers drop parameters that do.
-        depth = trial.suggest_int("depth", 0, self._ranges["depth"])
-        width = trial.suggest_int("width", 1, self._ranges["width"])
-        top_k = trial.suggest_int("top_k", 1, self._ranges["top_k"])
-        fill = trial.suggest_float("fill", 0.0, 1.0)
-        return draft, self._spaces[draft].tree(depth, width, top_k, fill)
+    def _ask(self, n: int) -> dict[Point, Trial]:
+        """Return up to `n` trials of trees that were not measured yet."""
+        batch: dict[Point, Trial] = {}
+        n_repeats = 0
+        while len(batch) < n and n_repeats < MAX_REPEATS:
+            with _quietly():
+                trial = self._study.ask()
+            trial.set_user_attr("worker", _worker())
+            point = self._proposal(trial)
+            if point not in self._measured and point not in batch:
+                batch[point] = trial
+                self._describe(trial, *point)
+                continue
+            n_repeats += 1  # nothing is measured twice; the sampler learns what is known
+            trial.set_user_attr("repeats", point[1].label())
+            before = self._measured.get(point)
+            if before is not None and before.ratios:
+                self._study.tell(trial, sum(before.ratios) / len(before.ratios))
+            else:
+                self._study.tell(trial, state=TrialState.FAIL)
+        return batch
 
-    def _point(self, candidate: Candidate) -> dict[str, Any]:
+    def _race(self, runners: "Mapping[Point, _TrialRunner]", track: Track) -> None:
+        """Race the trees of a batch and tell Optuna how each ended."""
+        for point, runner in runners.items():
+            for prompt, ratio in self._begun.pop(point, {}).items():
+                runner.report(prompt, ratio)
+            if runner.tree.is_plain:  # 1 by definition
+                for prompt in set(range(track.n_prompts)) - set(runner.ratios):
+                    runner.report(prompt, 1.0)
+                runner.stays = True
+        rivals = [dict(enumerate(c.ratios)) for c in self._measured.values() if c.speedup]
+        with _signs_of_life(self._storage, [runner.trial for runner in runners.values()]):
+            race(track, list(runners.values()), rivals, self._seed)
+        for point, runner in runners.items():
+            self._end(runner)
+            self._measured[point] = self._candidate(*point, runner.ratios, runner.state)
+
+    def _end(self, runner: "_TrialRunner") -> None:
+        runner.trial.set_user_attr("outcome", runner.state)
+        runner.trial.set_user_attr("prompts", len(runner.ratios))
+        if runner.state == "finished":
+            self._study.tell(runner.trial, runner.speedup)
+        elif runner.state == "behind":
+            self._study.tell(runner.trial, state=TrialState.PRUNED)
+        else:
+            self._study.tell(runner.trial, state=TrialState.FAIL)
+
+    def _candidate(
+        self, draft: str, tree: TreeConfig, ratios: Mapping[int, float], outcome: str
+    ) -> Candidate:
+        prediction = PLAIN_PREDICTION if tree.is_plain else self._predict(draft, tree)
+        values = tuple(ratios[prompt] for prompt in sorted(ratios))
+        speedup = sum(values) / len(values) if outcome == "finished" else None
+        return Candidate(draft, tree, prediction, speedup, values)
+
+    def _restore(self) -> None:
+        """Take over what the study holds; trials of jobs that are gone are failed.
+
+        Their times are kept: the trees are measured on from where they were.
+        """
+        with _quietly():
+            optuna.storages.fail_stale_trials(self._study)
+        for trial in self._study.get_trials(deepcopy=False):
+            if trial.state == TrialState.RUNNING and not _is_alive(trial):
+                self._study.tell(trial.number, state=TrialState.FAIL)
+            elif trial.state in (TrialState.RUNNING, TrialState.WAITING):
+                continue
+            if "tree" not in trial.user_attrs:
+                continue
+            point = trial.params["draft"], self._tree(trial.params)
+            outcome = trial.user_attrs.get("outcome")
+            if outcome is None:
+                self._begun[point] = dict(trial.intermediate_values)
+            else:
+                self._measured[point] = self._candidate(*point, trial.intermediate_values, outcome)
+
+    def _proposal(self, trial: Trial) -> Point:
+        trial.suggest_categorical("draft", sorted(self._spaces))
+        # The ranges never change from trial to trial: samplers drop parameters that do.
+        trial.suggest_int("depth", 0, self._ranges["depth"])
+        trial.suggest_int("width", 1, self._ranges["width"])
+        trial.suggest_int("top_k", 1, self._ranges["top_k"])
+        trial.suggest_float("fill", 0.0, 1.0)
+        return trial.params["draft"], self._tree(trial.params)
+
+    def _tree(self, parameters: Mapping[str, Any]) -> TreeConfig:
+        values = {name: value for name, value in parameters.items() if name != "draft"}
+        return self._spaces[parameters["draft"]].tree(**values)
+
+    def _parameters(self, candidate: Candidate) -> dict[str, Any]:
         tree = candidate.tree
         return {
             "draft": candidate.draft,
@@ -185,55 +235,127 @@ class MeasuredStudy:
             "fill": self._spaces[candidate.draft].fill(tree),
         }
 
-    def _measure(
-        self, trial: Trial, draft: str, tree: TreeConfig, measure: Measure, n_prompts: int
-    ) -> Candidate:
-        if tree.is_plain:  # 1 by definition
-            trial.set_user_attr("tree", tree.label())
-            for prompt in range(n_prompts):
-                trial.report(1.0, step=prompt)
-            self._study.tell(trial, 1.0)
-            return Candidate(draft, tree, PLAIN_PREDICTION, 1.0, (1.0,) * n_prompts)
-        prediction = self._predict(draft, tree)
+    def _describe(self, trial: Trial, draft: str, tree: TreeConfig) -> None:
+        """Show beside a trial what it is and what was expected of it."""
+        prediction = PLAIN_PREDICTION if tree.is_plain else self._predict(draft, tree)
         trial.set_user_attr("tree", tree.label())
         trial.set_user_attr("predicted_tau", prediction.tau)
+        trial.set_user_attr("predicted_break_even_tau", prediction.break_even_tau)
         trial.set_user_attr("predicted_decode_speedup", prediction.decode_speedup)
-        ratios: list[float] = []
-        try:
-            for prompt, ratio in enumerate(measure(draft, tree)):
-                ratios.append(ratio)
-                trial.report(ratio, step=prompt)
-                if len(ratios) < n_prompts and trial.should_prune():
-                    break
-        except MemoryError:  # this tree is infeasible; the search goes on without it
-            self._study.tell(trial, state=TrialState.FAIL)
-            return Candidate(draft, tree, prediction)
-        candidate = Candidate(draft, tree, prediction, ratios=tuple(ratios))
-        if len(ratios) < n_prompts:
-            self._study.tell(trial, state=TrialState.PRUNED)
-            return candidate
-        candidate = Candidate(draft, tree, prediction, _value(candidate), tuple(ratios))
-        self._study.tell(trial, candidate.speedup)
-        return candidate
 
 
-def _pruner() -> optuna.pruners.BasePruner:
-    """Return the pruner: a paired test against the best tree so far, prompt by prompt."""
+class _TrialRunner(Runner):
+    """A tree in a race whose ratios go into its trial as they come."""
+
+    def __init__(self, trial: Trial, draft: str, tree: TreeConfig, stays: bool) -> None:
+        super().__init__(draft, tree, stays)
+        self.trial = trial
+
+    def report(self, prompt: int, ratio: float) -> None:
+        """Take note of the speedup on a prompt."""
+        super().report(prompt, ratio)
+        self.trial.report(ratio, step=prompt)
+
+
+def _open(storage: str | Path | None) -> BaseStorage:
+    if storage is None:
+        return InMemoryStorage()
+    if isinstance(storage, str) and "://" in storage:
+        with _quietly():
+            return RDBStorage(
+                storage, heartbeat_interval=HEARTBEAT_S, grace_period=3 * HEARTBEAT_S
+            )
+    return JournalStorage(JournalFileBackend(str(storage)))
+
+
+def _create(storage: BaseStorage, name: str, seed: int, resume: bool) -> optuna.Study:
+    """Return the latest study of that name if it is resumed, else a new one."""
+    names = optuna.get_all_study_names(storage)
+    generations = [name, *(f"{name}-{i}" for i in range(2, len(names) + 2))]
+    taken = [generation for generation in generations if generation in names]
+    is_new = not (resume and taken)
+    study = optuna.create_study(
+        study_name=generations[len(taken)] if is_new else taken[-1],
+        storage=storage,
+        direction="maximize",
+        load_if_exists=not is_new,
+        pruner=optuna.pruners.NopPruner(),
+    )
+    # Otherwise a resumed search would propose what the one before it did.
+    n_before = len(study.get_trials(deepcopy=False))
+    study.sampler = optuna.samplers.TPESampler(seed=seed + n_before, n_startup_trials=0)
+    return study
+
+
+def _differences(storage: BaseStorage, study: optuna.Study, facts: Mapping[str, Any]) -> list[str]:
+    """Return the facts in which the latest other study differs; empty if there is none."""
+    others = [s for s in storage.get_all_studies() if s.study_name != study.study_name]
+    if not others:
+        return []
+    known = max(others, key=lambda other: other._study_id).user_attrs
+    return [name for name, value in facts.items() if known.get(name) != value]
+
+
+def _worker() -> dict[str, Any]:
+    """Return what tells this process from any other, on any machine."""
+    process = psutil.Process()
+    return {"host": platform.node(), "pid": os.getpid(), "started": process.create_time()}
+
+
+def _is_alive(trial: FrozenTrial) -> bool:
+    """Tell whether the job that runs a trial may still be there; on other machines it may."""
+    worker = trial.user_attrs.get("worker")
+    if worker is None or worker["host"] != platform.node():
+        return worker is not None
+    if not psutil.pid_exists(worker["pid"]):
+        return False
+    return bool(psutil.Process(worker["pid"]).create_time() == worker["started"])
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Use what Optuna calls experimental without its saying so to our users."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return optuna.pruners.WilcoxonPruner(p_threshold=0.1, n_startup_steps=3)
+        warnings.filterwarnings("ignore", "Heartbeat of storage")  # `_signs_of_life` sends them
+        yield
 
 
-def _value(candidate: Candidate) -> float:
-    """Return the mean speedup on the prompts seen."""
-    return sum(candidate.ratios) / len(candidate.ratios)
+@contextmanager
+def _signs_of_life(storage: BaseStorage, trials: Sequence[Trial]) -> Iterator[None]:
+    """Tell a database now and then that these trials are being worked on."""
+    if not isinstance(storage, RDBStorage):
+        yield
+        return
+    ended = threading.Event()
+
+    def beat() -> None:
+        while True:
+            for trial in trials:
+                storage.record_heartbeat(trial._trial_id)
+            if ended.wait(HEARTBEAT_S):
+                return
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
-def defaults_within(spaces: dict[str, SearchSpace]) -> list[tuple[str, TreeConfig]]:
-    """Return the usual settings that are legal for each neural draft."""
-    return [
-        (draft, tree.canonical())
-        for draft, space in spaces.items()
-        for tree in DEFAULTS
-        if space.contains(tree)
-    ]
+@contextmanager
+def _explained(storage: str | Path | None) -> Iterator[None]:
+    """Turn what goes wrong with a storage into one sentence, without its password."""
+    try:
+        yield
+    except (
+        *(ValueError, ImportError, OSError),
+        *(SQLAlchemyError, optuna.exceptions.StorageInternalError),
+    ) as error:
+        name = without_password(str(storage))
+        raise SpectuneError(
+            f"the storage of the study must be a database or a journal file, but {name} cannot "
+            f"be used ({type(error).__name__}); check it and the driver it needs"
+        ) from None

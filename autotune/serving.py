@@ -14,11 +14,11 @@ from profiles import Calibration, CostModelSummary, GuardSettings, Serving, Tree
 from profiles.prices import Prices
 
 from .calibrating import calibrate
+from .candidates import Candidate
 from .cost_model import CostModel
 from .job import Job
 from .progress import Silent
 from .proving import run_interleaved, times_of
-from .search import Candidate
 from .tracing import Conversation
 
 WORTH_TRYING = 1.01

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from profiles import GREEDY, Sampling
+from profiles.engine_spaces import ENGINE_SPACES
 from profiles.errors import UsageError
 
 from .space import NODE_BUCKETS
@@ -24,6 +25,7 @@ class Settings:
         max_nodes: Most nodes verified per round.
         max_depth: Deepest tree of a neural draft.
         max_lookup_depth: Deepest tree of the lookup draft, whose levels cost next to nothing.
+        engine_space: Another engine that must be able to run every tree, or None.
         sampling: Greedy, or temperature with its filters.
         seed: Of the split, the sampler, the order of runs and the noise of sampling.
         raw: Leave out the chat template.
@@ -32,7 +34,7 @@ class Settings:
     n_tune: int = 32
     n_holdout: int = 32
     n_replay: int = 12
-    n_race: int = 6
+    n_race: int = 10
     max_new_tokens: int = 64
     max_prompt_tokens: int = 2048
     n_trials: int = 10
@@ -40,6 +42,7 @@ class Settings:
     max_nodes: int = 64
     max_depth: int = 8
     max_lookup_depth: int = 16
+    engine_space: str | None = None
     sampling: Sampling = GREEDY
     seed: int = 0
     raw: bool = False
@@ -57,11 +60,16 @@ class Settings:
                     f"{name} must be at most {NODE_BUCKETS[-1]}, the most that is searched, but "
                     f"is {getattr(self, name)}; lower it"
                 )
+        if self.engine_space is not None and self.engine_space not in ENGINE_SPACES:
+            raise UsageError(
+                f"engine_space must be one of {', '.join(ENGINE_SPACES)}, but is "
+                f"{self.engine_space}"
+            )
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"seed must be from 0 to {2**32 - 1}, but is {self.seed}")
 
     @classmethod
     def quick(cls, **changes: object) -> "Settings":
         """Return settings for a short job: fewer prompts, so a wider interval."""
-        fewer = {"n_tune": 6, "n_holdout": 16, "n_race": 4, "max_new_tokens": 48, "n_trials": 6}
+        fewer = {"n_tune": 6, "n_holdout": 12, "n_race": 4, "max_new_tokens": 40, "n_trials": 6}
         return cls(**(fewer | {"n_probe_rounds": 6} | changes))  # type: ignore[arg-type]

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from profiles import PLAIN, TreeConfig
+from profiles.engine_spaces import ENGINE_SPACES, can_run
 
-NODE_BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 59, 64)
+NODE_BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16, 20, 24, 31, 32, 40, 48, 59, 64)
 """Node budgets a search tries; finer steps cost the target the same."""
 
 WIDTH_AND_TOP_K = (
@@ -31,12 +32,16 @@ class SearchSpace:
         max_width: Most nodes expanded per level.
         max_top_k: Most children of a node.
         max_nodes: Most nodes verified per round.
+        draft_kind: Kind of the draft.
+        engine: Another engine that must be able to run every tree, or None.
     """
 
     max_depth: int
     max_width: int
     max_top_k: int
     max_nodes: int
+    draft_kind: str = "eagle3"
+    engine: str | None = None
 
     def contains(self, tree: TreeConfig) -> bool:
         """Tell whether a tree is within the bounds."""
@@ -45,6 +50,7 @@ class SearchSpace:
             and tree.width <= self.max_width
             and tree.top_k <= self.max_top_k
             and tree.nodes <= self.max_nodes
+            and (self.engine is None or can_run(self.engine, tree, self.draft_kind))
         )
 
     def tree(self, depth: int, width: int, top_k: int, fill: float) -> TreeConfig:
@@ -57,7 +63,7 @@ class SearchSpace:
         if depth == 0:
             return PLAIN
         depth = min(depth, self.max_depth, self.max_nodes)
-        width, top_k = min(width, self.max_width), min(top_k, self.max_top_k)
+        width, top_k = self._shape(min(width, self.max_width), min(top_k, self.max_top_k))
         budgets = self.budgets(depth, width, top_k)
         nodes = budgets[round(fill * (len(budgets) - 1))]
         return TreeConfig(depth=depth, width=width, top_k=top_k, nodes=nodes).canonical()
@@ -66,7 +72,17 @@ class SearchSpace:
         """Return the node budgets of trees with these levels, ascending; never empty."""
         narrowest = TreeConfig(depth=depth, width=width, top_k=top_k, nodes=depth)
         most = min(narrowest.pool, self.max_nodes)
+        if self.engine and ENGINE_SPACES[self.engine].nodes_per_level:
+            most = min(most, top_k * depth)
         return [depth, *(n for n in NODE_BUCKETS if depth < n <= most)]
+
+    def _shape(self, width: int, top_k: int) -> tuple[int, int]:
+        """Return the width and top-k nearest to these that the engine can run."""
+        if self.engine is None:
+            return width, top_k
+        if self.draft_kind not in ENGINE_SPACES[self.engine].branching:
+            return 1, 1
+        return min(top_k, self.max_width), min(top_k, self.max_width)
 
     def fill(self, tree: TreeConfig) -> float:
         """Return the `fill` whose tree has the budget nearest to this tree's."""
@@ -85,6 +101,6 @@ class SearchSpace:
             for depth in range(1, min(self.max_depth, self.max_nodes) + 1):
                 for nodes in self.budgets(depth, width, top_k):
                     tree = TreeConfig(depth=depth, width=width, top_k=top_k, nodes=nodes)
-                    if tree.canonical() == tree and tree not in seen:
+                    if tree.canonical() == tree and tree not in seen and self.contains(tree):
                         seen.add(tree)
                         yield tree

@@ -13,6 +13,7 @@ from profiles import (
     Alternative,
     Domain,
     HoldoutTree,
+    JobSummary,
     LatencyPoint,
     MeasuredTree,
     Measurements,
@@ -31,9 +32,10 @@ from profiles import (
 )
 from profiles.times import now
 
+from .candidates import Candidate
 from .cost_model import CostModel
 from .holdout import MIN_PROMPTS
-from .search import Candidate
+from .study_files import StudyHome, study_path
 
 if TYPE_CHECKING:
     from engine.rounds import RoundTime
@@ -55,6 +57,8 @@ def build_profile(
     servings: Sequence[Serving],
     proof: "Proof | None",
     out: Path,
+    home: StudyHome,
+    took: JobSummary,
 ) -> Profile:
     """Return the profile of a finished job: the proved tree, or plain with the reason."""
     sample, settings = job.sample, job.settings
@@ -103,7 +107,7 @@ def build_profile(
             measured=len(measured),
             sampler="TPE",
             seed=settings.seed,
-            storage=study_path(out).name,
+            storage=home.label,
             runners_up=[
                 RunnerUp(draft=c.draft, tree=c.tree, speedup=c.speedup)
                 for c in reversed(runners_up[-N_RUNNERS_UP:])
@@ -111,6 +115,7 @@ def build_profile(
             ],
         ),
         measurements=measurements_path(out).name,
+        job=took,
     )
     return sealed(profile)
 
@@ -137,10 +142,11 @@ def reason(rungs: Sequence[Candidate], proof: "Proof | None") -> str:
     return f"Insufficient evidence, about {n_more} more prompts are needed: {figures}.{machine}"
 
 
-def save_all(profile: Profile, measurements: Measurements, study: Path, out: Path) -> None:
+def save_all(profile: Profile, measurements: Measurements, home: StudyHome, out: Path) -> None:
     """Write measurements, study and then the profile, each whole or not at all."""
     save_measurements(measurements, measurements_path(out))
-    study.replace(study_path(out))
+    if isinstance(home.storage, Path):
+        home.storage.replace(study_path(out))
     save(profile, out)
 
 
@@ -188,11 +194,6 @@ def build_measurements(
             for name, loaded in job.drafts.items()
         ],
     )
-
-
-def study_path(out: Path) -> Path:
-    """Return where the Optuna study of a profile lies: `NAME.study.log` beside it."""
-    return out.with_name(f"{out.stem}.study.log")
 
 
 def _points(draft: str, times: "Sequence[RoundTime]") -> list[LatencyPoint]:

@@ -13,7 +13,7 @@ from .cache import SPARE_ROWS
 from .target import Target
 from .timing import synchronize
 
-N_NODES = 15
+N_NODES = 31
 """Draft nodes of the larger pass."""
 
 

@@ -29,7 +29,15 @@ from .schema import SCHEMA_VERSION, Profile
 from .seal import is_sealed, sealed
 from .serving import Calibration, GuardSettings, PathTable, Serving
 from .strict import format_validation_error, validated
-from .summaries import CostModelSummary, CostTable, ErrorSummary, Noise, RunnerUp, SearchSummary
+from .summaries import (
+    CostModelSummary,
+    CostTable,
+    ErrorSummary,
+    JobSummary,
+    Noise,
+    RunnerUp,
+    SearchSummary,
+)
 from .tree import PLAIN, TreeConfig
 
 __all__ = [
@@ -52,6 +60,7 @@ __all__ = [
     "Facts",
     "GuardSettings",
     "HoldoutTree",
+    "JobSummary",
     "LatencyPoint",
     "MeasuredTree",
     "Measurements",

@@ -13,7 +13,7 @@ from .probe import ProbedValue
 from .recheck import Recheck
 from .serving import Calibration, GuardSettings, Serving
 from .strict import Items, StrictModel, Text, broken_rule
-from .summaries import CostModelSummary, CostTable, Noise, SearchSummary
+from .summaries import CostModelSummary, CostTable, JobSummary, Noise, SearchSummary
 from .times import Time
 from .tree import TreeConfig
 
@@ -71,6 +71,7 @@ class Profile(StrictModel):
     measurements: FileName | None = Field(
         default=None, description="raw figures, a file beside this one"
     )
+    job: JobSummary | None = Field(default=None, description="where the time of tuning went")
     rechecks: Items[Recheck] = Field(default=(), description="later looks, oldest first")
     content_sha256: Sha256 | None = Field(
         default=None, description="hash of the above when written; edited = not trusted"

@@ -78,8 +78,25 @@ class SearchSummary(StrictModel):
     measured: Count = Field(description="settings run on the device")
     sampler: Text = Field(description="Optuna sampler, or `enumeration`")
     seed: int = Field(description="seed of the split and of the samplers")
-    storage: Text | None = Field(default=None, description="file of the Optuna study")
+    storage: Text | None = Field(
+        default=None, description="file or database of the Optuna study, without a password"
+    )
     runners_up: Items[RunnerUp] = Field(default=(), description="best first")
+
+
+class JobSummary(StrictModel):
+    """Where the time of the tuning job went."""
+
+    planned_s: Annotated[Number, Field(ge=0)] = Field(description="the plan made before, seconds")
+    seconds: dict[str, Annotated[Number, Field(ge=0)]] = Field(
+        description="what each step took, seconds"
+    )
+    cut: Text | None = Field(default=None, description="what a budget of time has cut")
+
+    @property
+    def took_s(self) -> float:
+        """Seconds of all steps together."""
+        return sum(self.seconds.values())
 
 
 class Noise(StrictModel):

@@ -10,7 +10,7 @@ from autotune import Settings, tune
 from autotune.job import Models, load_drafts, prepare
 from autotune.progress import Silent
 from autotune.proving import run_interleaved
-from autotune.racing import Race
+from autotune.racing import ForcedTrack
 from engine.decoder import SpeculativeDecoder
 from engine.forced import ForcedRun, run_forced
 from engine.hybrid import HybridDraft
@@ -131,22 +131,28 @@ def test_a_raced_tree_finds_the_answers_of_prompts_before_and_no_others(base: Pa
     )
     answers = [list(range(50 + 20 * i, 70 + 20 * i)) for i in (0, 1, 0)]
     texts = [conversation(answer, 10 * i + 5) for i, answer in enumerate(answers)]
-    taus: list[list[float]] = []
+    trees = [CHAIN, TreeConfig(depth=4, width=2, top_k=2, nodes=6)]
+    taus: dict[TreeConfig, list[float]] = {tree: [] for tree in trees}
 
     def spy(decoder: SpeculativeDecoder, trace: Trace) -> ForcedRun:
         done = run_forced(decoder, trace)
-        if decoder.draft is not None:
-            taus[-1].append(done.stats.n_round_tokens / done.stats.n_rounds)
+        taus[decoder.tree].append(done.stats.n_round_tokens / done.stats.n_rounds)
         return done
 
+    track = ForcedTrack(job, texts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("autotune.racing.run_forced", spy)
-        for _ in range(2):
-            taus.append([])
-            list(Race(job, texts).measure("suffix", CHAIN))
-    assert taus[0] == taus[1]
-    assert taus[0][:2] == [1.0, 1.0]
-    assert taus[0][2] > 2
+        for prompt in range(track.n_prompts):
+            for tree in trees:
+                track.seconds(prompt, "suffix", tree)
+    for tree in trees:
+        assert taus[tree][:2] == [1.0, 1.0]
+        assert taus[tree][2] > 2
+    late = ForcedTrack(job, texts)  # a race that is resumed at its third prompt
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("autotune.racing.run_forced", spy)
+        late.seconds(2, "suffix", CHAIN)
+    assert taus[CHAIN][3] == taus[CHAIN][2]
 
 
 @pytest.mark.parametrize("disturbed", [False, True])

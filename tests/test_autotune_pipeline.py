@@ -19,14 +19,15 @@ import autotune.proving
 import autotune.racing
 import engine.decoder
 from autotune import Settings, tune
+from autotune.candidates import Candidate
 from autotune.cost_model import Prediction
 from autotune.job import Models, prepare
+from autotune.plan import Pace, cuts, fit_budget, plan_of
 from autotune.progress import Silent
 from autotune.proving import prove
-from autotune.racing import Race
+from autotune.racing import ForcedTrack
 from autotune.reporting import report_path
-from autotune.search import Candidate
-from autotune.writing import study_path
+from autotune.study_files import study_home, study_path
 from engine.decode import Round
 from engine.decoder import SpeculativeDecoder, UntrustedProfileWarning
 from engine.forced import ForcedRun, run_forced
@@ -60,7 +61,8 @@ from profiles import (
 from profiles import (
     save as save_profile,
 )
-from profiles.errors import SpectuneError
+from profiles.engine_spaces import can_run
+from profiles.errors import SpectuneError, UsageError
 
 TINY = Settings(
     n_tune=3,
@@ -109,10 +111,21 @@ def run_job(
     *drafts: str,
     target: str = "target",
     prompts: str = "prompts",
+    resume: bool = False,
+    storage: str | None = None,
+    budget_s: float | None = None,
     **changes: Any,
 ) -> Profile:
     models = Models(folders[target], [folders.get(d, d) for d in drafts], "float32", "cpu")
-    return tune(models, folders[prompts], out, settings=replace(TINY, **changes))
+    return tune(
+        models,
+        folders[prompts],
+        out,
+        settings=replace(TINY, **changes),
+        resume=resume,
+        storage=storage,
+        budget_s=budget_s,
+    )
 
 
 def fixed_times(monkeypatch: pytest.MonkeyPatch, round_s: Callable[[TreeConfig], float]) -> None:
@@ -186,6 +199,7 @@ def test_a_job_where_speculation_pays_proves_it_and_serves_it(
         warnings.simplefilter("error")
         decoder = SpeculativeDecoder.from_profile(profile)
     assert decoder.tree == profile.tree
+    decoder = SpeculativeDecoder(decoder.loaded, decoder.draft, decoder.tree)  # no clock decides
     generation = decoder.generate("what comes next", max_new_tokens=40)
     plain = SpeculativeDecoder(decoder.loaded).generate("what comes next", max_new_tokens=40)
     assert generation.token_ids == plain.token_ids
@@ -369,6 +383,9 @@ def test_answers_of_one_token_on_the_holdout_are_judged(
 # --- what a stopped job leaves ------------------------------------------------------------------
 
 
+STUDY = "old.unfinished-study.log"
+
+
 def old_files(folder: Path) -> tuple[Path, dict[str, bytes]]:
     """Write an older profile, measurements and study; return the profile and all contents."""
     out = folder / "old.yaml"
@@ -384,7 +401,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("module", "error"), [("racing", KeyboardInterrupt), ("proving", RuntimeError)]
 )
-def test_b31_a_job_that_is_stopped_leaves_every_file_as_it_was(
+def test_b31_a_job_that_is_stopped_leaves_every_file_as_it_was_and_its_study(
     folders: dict[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -406,7 +423,107 @@ def test_b31_a_job_that_is_stopped_leaves_every_file_as_it_was(
     monkeypatch.setattr(f"autotune.{module}.run_forced", stopped)
     with pytest.raises(error):
         run_job(folders, out, "lookup", target="cycle")
-    assert contents(tmp_path) == before
+    after = contents(tmp_path)
+    assert after.pop(STUDY), "the study is there to go on with"
+    assert after == before
+
+
+def test_a_job_stopped_on_the_holdout_does_not_race_again_when_resumed(
+    folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixed_times(monkeypatch, lambda tree: 1.0 if tree.is_plain else 1.1)
+    out = tmp_path / "out.yaml"
+    with monkeypatch.context() as stopping:
+        stopping.setattr("autotune.pipeline.prove", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run_job(folders, out, "lookup", target="cycle")
+
+    def race_again(*_: object) -> None:
+        raise AssertionError("a tree was measured twice")
+
+    monkeypatch.setattr("autotune.racing.run_forced", race_again)
+    profile = run_job(folders, out, "lookup", target="cycle", resume=True)
+    check_consistent(profile, out, TINY.n_trials)
+    n_measured = load_measurements(measurements_path(out)).measured
+    assert len(n_measured) == TINY.n_trials
+    run_job(folders, out, "lookup", target="cycle", resume=True)  # the finished one
+    assert load_measurements(measurements_path(out)).measured == n_measured
+
+
+def test_the_study_can_lie_in_a_database_whose_password_is_never_written(
+    folders: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out" / "out.yaml"
+    out.parent.mkdir()
+    url = f"sqlite:///{tmp_path}/studies.db?timeout=20"
+    profile = run_job(folders, out, "lookup", storage=url)
+    assert profile.search is not None
+    assert profile.search.storage == f"sqlite:///{tmp_path}/studies.db"
+    assert set(out.parent.iterdir()) == {out, measurements_path(out), report_path(out)}
+
+
+def test_two_jobs_cannot_write_one_profile(folders: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "out.yaml"
+    with (
+        study_home(out, None, resume=False),
+        pytest.raises(SpectuneError, match="another is at"),
+    ):
+        run_job(folders, out, "lookup")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_torn_study_is_mended_and_gone_on_with(
+    folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixed_times(monkeypatch, lambda tree: 1.0 if tree.is_plain else 1.1)
+    out = tmp_path / "out.yaml"
+    run_job(folders, out, "lookup", target="cycle")
+    study_path(out).write_bytes(study_path(out).read_bytes()[:-7])
+    profile = run_job(folders, out, "lookup", target="cycle", resume=True)
+    check_consistent(profile, out, TINY.n_trials)
+
+
+def test_a_budget_cuts_the_job_and_the_profile_says_so(
+    folders: dict[str, str], tmp_path: Path
+) -> None:
+    changes = {"n_tune": 12, "n_holdout": 20, "n_race": 8, "n_trials": 10, "n_probe_rounds": 10}
+    models = Models(folders["target"], ["lookup"], "float32", "cpu")
+    settings = replace(TINY, max_new_tokens=32, **changes)
+    prompts = write_prompts(tmp_path / "prompts.jsonl", 40)
+    job = prepare(models, prompts, "x", settings, Silent())
+    pace = Pace(0.01, 32)
+    whole = plan_of(job, pace, {})
+    cut = fit_budget(job, pace, {}, 0.7 * whole.total_s)
+    assert plan_of(cut, pace, {}).total_s <= 0.7 * whole.total_s
+    assert len(cut.sample.holdout) == cut.settings.n_holdout < 20
+    assert cut.sample.fingerprint != job.sample.fingerprint
+    words = cuts(settings, cut.settings)
+    assert words is not None
+    assert "n_holdout" in words
+    with pytest.raises(UsageError, match="raise --budget-min"):
+        fit_budget(job, pace, {}, 0.01)
+    profile = run_job(folders, tmp_path / "o.yaml", "lookup", budget_s=1e6)
+    assert profile.job is not None
+    assert profile.job.cut is None
+    assert set(profile.job.seconds) == {
+        *("prepare", "trace", "probe", "cost", "search", "serving", "holdout"),
+    }
+    assert profile.job.planned_s > 0
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "openvino"])
+def test_only_trees_that_the_engine_can_run_are_scored_and_measured(
+    folders: dict[str, str], tmp_path: Path, engine: str
+) -> None:
+    out = tmp_path / "out.yaml"
+    profile = run_job(folders, out, "lookup", "noisy", engine_space=engine)
+    found = load_measurements(measurements_path(out))
+    kinds = {"lookup": "lookup", folders["noisy"]: "model"}
+    assert any(not s.tree.is_chain for s in found.scores) == (engine == "sglang")
+    for scored in (*found.scores, *found.measured):
+        assert can_run(engine, scored.tree, kinds[scored.draft])
+    assert any(m.tree.is_chain for m in found.measured), "the best chain is always measured"
+    assert profile.search is not None
 
 
 KILLED = """\
@@ -612,7 +729,7 @@ def test_no_draft_is_loaded_for_plain_decoding(
         assert SpeculativeDecoder.from_profile(elsewhere, loaded=loaded).draft is None
 
 
-def test_the_race_gives_one_speedup_per_conversation(
+def test_the_race_times_the_turns_of_a_conversation_together(
     folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fixed_times(monkeypatch, lambda tree: 1.0 if tree.is_plain else 2.0)
@@ -620,5 +737,8 @@ def test_the_race_gives_one_speedup_per_conversation(
     job = prepare(models, folders["turns"], "x", TINY, Silent())
     prompts = [list(p.token_ids) for p in job.sample.tune]
     texts = [[Trace(f"{i}.{t}", p, [7, 8, 9, 10]) for t in (0, 1)] for i, p in enumerate(prompts)]
-    ratios = list(Race(job, texts).measure("lookup", TreeConfig.chain(1)))
-    assert len(ratios) == len(texts)
+    track = ForcedTrack(job, texts)
+    assert track.n_prompts == len(texts)
+    assert track.seconds(0, "", TreeConfig(depth=0)) == pytest.approx(
+        2 * 4e-3
+    )  # prefill, 3 rounds
