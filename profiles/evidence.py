@@ -15,7 +15,9 @@ class Speedup(StrictModel):
     """Wall time of plain decoding over that of speculative decoding, on the holdout."""
 
     ratio: Positive = Field(description="ratio of total end-to-end times")
-    low: Positive = Field(description="one-sided lower bound from the per-prompt log ratios")
+    low: Positive = Field(
+        description="one-sided lower bound of the typical prompt's speedup and of `ratio` alike"
+    )
     confidence: Annotated[Number, Field(gt=0, lt=1)] = Field(description="confidence of `low`")
     worst_prompt: Positive = Field(description="smallest ratio of a single prompt")
     prompts: AtLeastOne = Field(description="number of paired prompts")
