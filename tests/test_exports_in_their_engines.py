@@ -169,6 +169,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_vllm_reads_the_file_and_the_flag_alike(tmp_path: Path) -> None:
     """Its parser takes both, and its engine's configuration holds what was asked for."""
     target = save_target(tmp_path / "target", num_hidden_layers=8)
@@ -192,7 +193,8 @@ def test_vllm_reads_the_file_and_the_flag_alike(tmp_path: Path) -> None:
     for exported, (from_file, from_flag, used) in zip(exports, found, strict=True):
         assert from_file == from_flag == (exported.settings or None)
         if exported.settings:
-            assert used["method"] == exported.settings["method"]
-            assert used["num_speculative_tokens"] == DEPTH
+            assert exported.settings["num_speculative_tokens"] == DEPTH
+            wanted = {name: v for name, v in exported.settings.items() if name != "model"}
+            assert wanted.items() <= used.items()
         else:
             assert used is None
