@@ -158,6 +158,19 @@ def plain_ms(profile: Profile) -> float | None:
     return 1e3 * Prices(profile.cost_model).plain_s(usual_context(profile))
 
 
+def evidence_cells(evidence: Evidence) -> list[str]:
+    """Return tau, break-even tau, and the speedups: decoding, end to end, at least, worst."""
+    speedup = evidence.speedup
+    return [
+        f"{evidence.tau:.2f}",
+        f"{evidence.break_even_tau:.2f}",
+        f"{evidence.decode_speedup:.2f}x",
+        f"{speedup.ratio:.2f}x",
+        f"{speedup.low:.2f}x",
+        f"{speedup.worst_prompt:.2f}x",
+    ]
+
+
 def round_parts(profile: Profile, subject: Subject) -> list[tuple[str, float]]:
     """Return the modelled time of an average round of the subject by part, ms.
 

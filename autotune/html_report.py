@@ -13,13 +13,21 @@ from profiles import Evidence, Measurements, Profile, atomic_write
 
 from .canvas import Picture
 from .cost_pictures import draft_picture, fit_picture, round_picture, verify_picture
-from .findings import certainty, commands, draft_name, headline, judged_evidence, subject_of
-from .report import checklist, circumstances, evidence_cells
-from .result_pictures import (
+from .findings import (
+    certainty,
+    commands,
+    draft_name,
+    evidence_cells,
+    headline,
+    judged_evidence,
+    subject_of,
+)
+from .labels import checklist, circumstances
+from .proof_pictures import holdout_picture, job_picture
+from .search_pictures import (
     acceptance_picture,
     grid_picture,
     history_picture,
-    holdout_picture,
     prediction_picture,
 )
 from .texts import KeptText
@@ -101,8 +109,9 @@ def sections(
     """Return the pictures under their headings; what there is no data for is left out."""
     subject = subject_of(profile, measurements)
     gain = [round_picture(profile, subject)] if subject else []
+    job = ("Where the time of the job went", _present([job_picture(profile)]))
     if measurements is None:
-        return [("Where the time goes, and the proof", _present(gain))]
+        return [("Where the time goes, and the proof", _present(gain)), job]
     gain += [holdout_picture(profile, run) for run in measurements.holdout]
     costs = [
         verify_picture(profile, measurements),
@@ -119,6 +128,7 @@ def sections(
         ("Where the time goes, and the proof", _present(gain)),
         ("What a round costs", _present(costs)),
         ("What the draft guesses, and what the search found", _present(found)),
+        job,
     ]
 
 

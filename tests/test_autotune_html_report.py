@@ -28,12 +28,14 @@ TITLES = {
         "Predicted against measured speedup",
         "The search's history",
     ],
+    "Where the time of the job went": ["Steps of the tuning job"],
 }
+JOB = {"planned_s": 240.0, "seconds": {"trace": 60.0, "search": 180.0}}
 
 
 @pytest.fixture(scope="module")
 def full_page() -> str:
-    return page(toy_profiles.profile(), toy_measurements.measurements(), HERE)
+    return page(toy_profiles.profile({"job": JOB}), toy_measurements.measurements(), HERE)
 
 
 def test_the_page_says_first_what_to_do_then_how_sure_and_how(full_page: str) -> None:
@@ -59,7 +61,7 @@ def test_the_four_points_of_the_checklist_are_answered() -> None:
 
 
 def test_every_picture_is_drawn_with_its_words_and_units() -> None:
-    found = sections(toy_profiles.profile(), toy_measurements.measurements())
+    found = sections(toy_profiles.profile({"job": JOB}), toy_measurements.measurements())
     assert [title for title, _ in found] == list(TITLES)
     for title, pictures in found:
         for picture, start in zip(pictures, TITLES[title], strict=True):
@@ -67,14 +69,19 @@ def test_every_picture_is_drawn_with_its_words_and_units() -> None:
             assert picture.png.startswith(b"\x89PNG")
             assert picture.alt and picture.caption.endswith(".")
     captions = " ".join(picture.caption for _, pictures in found for picture in pictures)
-    assert "16.4 ms" in captions and "plain tokens" in captions and "%" in captions
+    assert (
+        "16.4 ms" in captions
+        and "4.0 min" in captions
+        and "plain tokens" in captions
+        and "%" in captions
+    )
 
 
 def test_the_page_needs_nothing_but_itself(full_page: str) -> None:
     assert not re.findall(r"(?:src|href)=\"(?!data:)", full_page)
     assert all(word not in full_page for word in ("url(", "<script", "@import", "http://"))
     n_described = len(re.findall(r"<img [^>]*alt=\"[^\"]+\"", full_page))
-    assert n_described == full_page.count("<img ") == 9
+    assert n_described == full_page.count("<img ") == 10
 
 
 def test_whatever_is_missing_only_its_picture_is_left_out() -> None:

@@ -72,13 +72,15 @@ def test_a_profile_without_its_measurements_is_shown_alone(show: Show, toy: Path
         assert err.startswith("spectune: showing the profile alone, since ")
 
 
-def test_later_looks_and_edits_are_told(show: Show, tmp_path: Path) -> None:
+def test_the_job_later_looks_and_edits_are_told(show: Show, tmp_path: Path) -> None:
     recheck = {"date": "2026-12-24", "spectune": "0.1.0", "prompts": 8, "max_new_tokens": 64}
     recheck |= {"low": 0.97, "high": 1.31, "confidence": 0.95, "verdict": "inconclusive"}
-    profile = toy_profiles.profile({"measurements": None, "rechecks": [recheck]})
+    job = {"planned_s": 240.0, "seconds": {"trace": 60.0, "search": 240.0}}
+    profile = toy_profiles.profile({"measurements": None, "rechecks": [recheck], "job": job})
     save(profile, tmp_path / "toy.yaml")
     out = show(tmp_path / "toy.yaml")[1]
     assert "inconclusive on 2026-12-24: at least 0.97x, at most 1.31x" in out
+    assert "took 5.0 min, 4.0 were planned: trace 60 s, search 240 s" in out
     assert "edited" not in out
     save(profile.model_copy(update={"reason": "It is so."}), tmp_path / "toy.yaml")
     assert "edited since it was written: not trusted" in show(tmp_path / "toy.yaml")[1]

@@ -1,4 +1,4 @@
-"""Pictures of what the search and the holdout found: acceptance, speedups, trials, proof."""
+"""Pictures of what was searched and found: acceptance, speedups, trials."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -6,9 +6,9 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from profiles import HoldoutTree, Measurements, Profile
+from profiles import Measurements, Profile
 
-from .canvas import BLUE, GREEN, MUTED, ORANGE, RED, Picture, draw, legend, plain_line
+from .canvas import BLUE, GREEN, MUTED, RED, Picture, draw, legend, plain_line
 from .findings import Subject, acceptance_rates, draft_name, speedup_grid, trials
 
 Values = NDArray[np.float64]
@@ -178,43 +178,6 @@ def history_picture(measurements: Measurements) -> Picture | None:
         f"{len(ran)} trees ran on tune prompts, plain among them. {told} Bars span the middle "
         "half of the prompts.",
         "Measured speedup of every trial in the order they ran, with the best so far.",
-        draw(paint),
-    )
-
-
-def holdout_picture(profile: Profile, run: HoldoutTree) -> Picture:
-    """Draw the speedup of every held-out prompt with the total and its lower bound."""
-    ratios = np.sort(run.prompt_ratios)
-    judged = [(profile.tree, profile.evidence)] if profile.evidence else []
-    judged += [(rival.tree, rival.evidence) for rival in profile.alternatives]
-    speedup = next((e.speedup for tree, e in judged if tree == run.tree and e), None)
-
-    def paint(axes: Axes) -> None:
-        numbers = np.arange(1, len(ratios) + 1)
-        for group, color, label in (
-            (ratios >= 1, BLUE, "prompt, faster"),
-            (ratios < 1, RED, "prompt, slower"),
-        ):
-            if group.any():
-                axes.plot(numbers[group], ratios[group], "o", color=color, label=label)
-        if speedup is not None:
-            axes.axhspan(speedup.low, speedup.ratio, color=ORANGE, alpha=0.25, linewidth=0)
-            axes.axhline(speedup.ratio, color=ORANGE, label=f"total, {speedup.ratio:.2f}x")
-            bound = f"at least {speedup.low:.2f}x at {100 * speedup.confidence:.3g} %"
-            axes.axhline(speedup.low, color=ORANGE, linestyle=":", label=bound)
-        plain_line(axes)
-        axes.set_xlabel("held-out prompts, slowest first")
-        axes.set_ylabel("plain / speculative time (x)")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        legend(axes)
-
-    slower = int((ratios < 1).sum())
-    return Picture(
-        f"The proof: {run.draft}, {run.tree.label()}",
-        f"{len(ratios)} held-out prompts, each decoded plainly and speculatively in the order "
-        f"A B B A on the path that serves; {slower or 'none'} ran slower than plain. The band "
-        "reaches from the lower bound, of total and typical prompt alike, to the total.",
-        f"Speedup of {len(ratios)} held-out prompts, sorted, with total and lower bound.",
         draw(paint),
     )
 
