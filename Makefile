@@ -15,8 +15,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 demo: install
 	@mkdir -p out
-	$(BIN)/spectune tune --target demo --draft lookup --draft demo \
-		--prompts examples/domains/$(DOMAIN).jsonl --out out/demo-$(DOMAIN).yaml --max-new-tokens 48 --tune-prompts 12
+	$(BIN)/spectune tune --target demo --draft lookup --draft demo --draft hybrid \
+		--prompts examples/domains/$(DOMAIN).jsonl --out out/demo-$(DOMAIN).yaml \
+		--max-new-tokens 48 --tune-prompts 12 --holdout-prompts 20
 
 test: install
 	$(BIN)/python -m pytest

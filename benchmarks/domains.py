@@ -18,7 +18,7 @@ def main() -> None:
     """Tune where no profile lies yet, and print."""
     options = parser(__doc__)
     options.add_argument("--target", default="demo")
-    options.add_argument("--draft", action="append", help="default: lookup and demo")
+    options.add_argument("--draft", action="append", help="default: lookup, demo and hybrid")
     options.add_argument(
         "--domains", nargs="+", default=["code", "math", "chat", "rewrite", "atypical"]
     )
@@ -26,7 +26,7 @@ def main() -> None:
     arguments = options.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     settings = Settings.quick() if arguments.quick else Settings()
-    models = Models(arguments.target, arguments.draft or ["lookup", "demo"])
+    models = Models(arguments.target, arguments.draft or ["lookup", "demo", "hybrid"])
     profiles = {}
     for domain in arguments.domains:
         path = arguments.folder / f"{domain}.yaml"
