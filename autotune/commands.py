@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +111,11 @@ def run(arguments: argparse.Namespace) -> None:
         for index, prompt in enumerate(prompts)
     ]
     if arguments.json:
-        _print_json({"profile": profile.name, "tree": decoder.tree.label(), "results": results})
+        stats = decoder.stats
+        _print_json(
+            {"profile": profile.name, "tree": decoder.tree.label()}
+            | {"adaptive": profile.adaptive, "guard": stats and asdict(stats), "results": results}
+        )
 
 
 def _note_differences(profile: Profile, decoder: "SpeculativeDecoder") -> None:

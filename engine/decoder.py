@@ -66,7 +66,7 @@ class SpeculativeDecoder:
     Args:
         loaded: The target.
         draft: The draft; None for plain decoding.
-        tree: The tree of every round.
+        tree: The tree of every round; adaptive drafting has its own limits.
         sampling: Temperature, top-k and top-p; greedy by default.
         serving: How the tree is served: guarded, and perhaps adaptive; by default neither.
         raw: Leave out the chat template where a request does not say.
@@ -88,12 +88,13 @@ class SpeculativeDecoder:
         self._guard: Guard | None = None
         self._shaper: Shaper | None = None
         if serving is not None and draft is not None:
-            prices = Prices(serving.cost_model)
+            prices, largest = Prices(serving.cost_model), tree
             if serving.calibration is not None:
                 on_cpu = loaded.target.device.type == "cpu"
                 self._shaper = Shaper(serving.calibration, prices, stops_early=on_cpu)
-                tree = self._shaper.limits
-            self._guard = Guard(tree, prices, serving.guard)
+                largest = self._shaper.limits
+                largest.check_vocabulary(draft.max_top_k)
+            self._guard = Guard(largest, prices, serving.guard)
         if draft is not None:
             tree.check_vocabulary(draft.max_top_k)
         elif not tree.is_plain:

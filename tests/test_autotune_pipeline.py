@@ -17,22 +17,21 @@ import autotune.html_report
 import autotune.job
 import autotune.proving
 import autotune.racing
+import autotune.serving
 import engine.decoder
 from autotune import Settings, tune
 from autotune.candidates import Candidate
 from autotune.cost_model import Prediction
-from autotune.job import Models, prepare
+from autotune.job import Job, Models, prepare
 from autotune.plan import Pace, cuts, fit_budget, plan_of
 from autotune.progress import Silent
 from autotune.proving import prove
 from autotune.racing import ForcedTrack
 from autotune.reporting import report_path
 from autotune.study_files import study_home, study_path
-from engine.decode import Round
 from engine.decoder import SpeculativeDecoder, UntrustedProfileWarning
 from engine.forced import ForcedRun, run_forced
 from engine.guard import Guard
-from engine.ledger import Ledger
 from engine.pair import LoadedTarget, load_target
 from engine.trace import Trace
 from pairs import (
@@ -137,12 +136,11 @@ def fixed_times(monkeypatch: pytest.MonkeyPatch, round_s: Callable[[TreeConfig],
         done.stats.prefill_s = 1e-3
         return ForcedRun(seconds + 1e-3, seconds, done.n_tokens, done.stats)
 
-    settle = Guard.settle
+    def unlimited(job: Job, rung: Candidate, cost_model: CostModelSummary) -> Serving:
+        return Serving(cost_model, GuardSettings())
 
-    def settle_fixed(guard: Guard, own: Ledger, done: Round, seconds: float) -> None:
-        settle(guard, own, done, guard._prices.reference_s * round_s(done.tree))
-
-    monkeypatch.setattr(Guard, "settle", settle_fixed)
+    monkeypatch.setattr(Guard, "speculates", lambda *_, **__: True)
+    monkeypatch.setattr(autotune.serving, "fixed_serving", unlimited)
     monkeypatch.setattr(autotune.racing, "run_forced", run)
     monkeypatch.setattr(autotune.proving, "run_forced", run)
     monkeypatch.setattr(autotune.proving, "pace_of", lambda _, pass_s: pass_s)
@@ -199,6 +197,7 @@ def test_a_job_where_speculation_pays_proves_it_and_serves_it(
         warnings.simplefilter("error")
         decoder = SpeculativeDecoder.from_profile(profile)
     assert decoder.tree == profile.tree
+    assert decoder.stats is not None
     decoder = SpeculativeDecoder(decoder.loaded, decoder.draft, decoder.tree)  # no clock decides
     generation = decoder.generate("what comes next", max_new_tokens=40)
     plain = SpeculativeDecoder(decoder.loaded).generate("what comes next", max_new_tokens=40)

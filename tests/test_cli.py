@@ -341,6 +341,7 @@ def test_b07_an_unusual_tree_gives_what_plain_decoding_gives(
     fast = json.loads(done.out)
     assert fast["results"][0][0]["token_ids"] == plain["results"][0][0]["token_ids"]
     assert fast["tree"] == "D{depth} W{width} K{top_k} N{nodes}".format(**tree)
+    assert fast["guard"]["n_rounds"] == fast["results"][0][0]["rounds"]
     assert fast["results"][0][0]["drafted"] > 0
 
 
@@ -351,6 +352,7 @@ def test_b07_depth_zero_is_plain_whatever_else_the_tree_says(
     done = cli("run", path, "--prompt", "abc", "--max-new-tokens", 5, "--json")
     document = json.loads(done.out)
     assert document["tree"] == "plain"
+    assert document["guard"] is None
     assert document["results"][0][0]["drafted"] == 0
 
 
