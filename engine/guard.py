@@ -25,14 +25,14 @@ SPELL = 0.5
 rest pays for probes."""
 
 PROBE_LOSS = 1.5
-PROBE_GAIN = 2.0
+PROBE_GAIN = 1.0
 """A probe ends when it has lost, or gained, as many plain tokens' time: the distance between the
 two is the hysteresis."""
 
-FIRST_WAIT, LAST_WAIT = 32, 1024
+FIRST_WAIT, LAST_WAIT = 32, 512
 """Plain tokens before the first probe; the wait doubles with every probe in vain."""
 
-NEW_REQUEST = 4
+NEW_REQUEST = 16
 """A new request, which may be of another kind, shortens the wait by this factor."""
 
 REFRESH_EVERY = 96

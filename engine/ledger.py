@@ -74,7 +74,9 @@ class Speed:
         if not self._recent:
             return 1.0
         factor = self._factor
-        return statistics.fmean(r if kind else r * factor for kind, r in self._recent)
+        ratios = [r if kind else r * factor for kind, r in self._recent]
+        usual = statistics.median(ratios)
+        return statistics.fmean(min(ratio, OUTLIER * usual) for ratio in ratios)
 
     @property
     def speculative(self) -> float:
