@@ -92,8 +92,8 @@ def tune(
 
         with watch.step("serving"):  # fixed or adaptive, and the guard's limits
             rungs = choose_rungs(measured)
-            rest = texts[job.settings.n_replay :][: job.settings.n_race]
-            servings = choose_serving(job, rungs, costs, known, rest or texts, progress)
+            rest = (texts[job.settings.n_replay :] or texts)[: job.settings.n_race]
+            servings = choose_serving(job, rungs, costs, known, rest, progress)
 
         with watch.step("holdout"):  # 6: the proof, on prompts the search never saw
             proof = prove(job, rungs, servings, unseen, progress) if rungs and unseen else None
