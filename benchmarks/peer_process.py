@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 from profiles.errors import SpectuneError
 
 STOP_S = 10.0
@@ -27,9 +29,10 @@ def exit_on_signals() -> None:
 
 
 class PeerProcess:
-    """A process and its children, in a process group of their own.
+    """A process and its children.
 
-    The group stays in this session: whoever pauses other sessions does not pause it.
+    They stay in the process group of the benchmark, so that whoever pauses every other group to
+    measure in peace does not pause them.
 
     Args:
         command: What to run.
@@ -56,9 +59,10 @@ class PeerProcess:
                 stdout=subprocess.PIPE if piped else errors,
                 stderr=errors,
                 bufsize=0,
-                process_group=0,
             )
         self.pid = self._popen.pid
+        self._leader = psutil.Process(self.pid)
+        self._family = {self._leader}
 
     @contextmanager
     def awake(self) -> Iterator[None]:
@@ -78,7 +82,7 @@ class PeerProcess:
         deadline = time.monotonic() + timeout_s
         while not ready():
             if self._popen.poll() is not None:
-                raise PeerError(f"it ended with code {self._popen.returncode}: {self.last_line()}")
+                raise self._ended()
             if time.monotonic() > deadline:
                 raise PeerError(f"it was not ready after {timeout_s:.0f} s: {self.last_line()}")
             time.sleep(0.2)
@@ -97,7 +101,7 @@ class PeerProcess:
         try:
             self._popen.stdin.write(line.encode() + b"\n")
         except BrokenPipeError:
-            raise PeerError(f"it has ended: {self.last_line()}") from None
+            raise self._ended() from None
         if not select.select([self._popen.stdout], [], [], timeout_s)[0]:
             raise PeerError(f"it gave no answer in {timeout_s:.0f} s: {self.last_line()}")
         return self.read_line()
@@ -107,7 +111,7 @@ class PeerProcess:
         assert self._popen.stdout is not None  # noqa: S101 - piped
         line = self._popen.stdout.readline()
         if not line:
-            raise PeerError(f"it has ended: {self.last_line()}")
+            raise self._ended()
         return line.decode()
 
     def last_line(self) -> str:
@@ -123,10 +127,20 @@ class PeerProcess:
             self._popen.wait(STOP_S)
         self._signal(signal.SIGKILL)  # children may have outlived it
         self._popen.wait()
+        psutil.wait_procs(self._family, STOP_S)
         for pipe in (self._popen.stdin, self._popen.stdout):
             if pipe is not None:
                 pipe.close()
 
+    def _ended(self) -> PeerError:
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(STOP_S)
+        return PeerError(f"it ended with code {self._popen.returncode}: {self.last_line()}")
+
     def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+        """Send a signal to the process, its children, and those that have outlived it."""
+        with suppress(psutil.NoSuchProcess):
+            self._family |= {*self._leader.children(recursive=True)}
+        for process in self._family:
+            with suppress(psutil.NoSuchProcess):  # it has ended
+                process.send_signal(number)

@@ -103,6 +103,15 @@ def test_a_sleeping_process_and_its_children_stand_still_and_end_with_stop(
     family.stop()  # a second time does nothing
 
 
+def test_children_end_even_if_their_parent_has_ended_before(tmp_path: Path) -> None:
+    family = process(FAMILY, tmp_path, piped=True)
+    child = int(family.read_line())
+    with family.awake():
+        psutil.Process(family.pid).kill()
+    family.stop()
+    assert not psutil.pid_exists(child) or (psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+
+
 def test_lines_go_to_a_worker_and_back_only_while_it_runs(tmp_path: Path) -> None:
     worker = process(ECHO, tmp_path, piped=True)
     try:
