@@ -31,17 +31,20 @@ class Candidate:
     ratios: tuple[float, ...] = field(default=())
 
 
-def leaders(predicted: Sequence[Candidate], n: int) -> list[Candidate]:
+def leaders(
+    predicted: Sequence[Candidate], n: int, variant_of: Mapping[str, str] | None = None
+) -> list[Candidate]:
     """Return the `n` best predicted candidates, no two of them next to each other.
 
-    Trees that differ by a step in the node budget alone predict alike; measuring both would
-    tell little.
+    Trees that differ by a step in the node budget or in a knob of the draft alone predict alike;
+    measuring both would tell little.
     """
     chosen: list[Candidate] = []
     seen: set[tuple[str, int, int, int]] = set()
     for candidate in sorted(predicted, key=lambda c: -c.prediction.decode_speedup):
         tree = candidate.tree
-        family = (candidate.draft, tree.depth, tree.width, tree.top_k)
+        draft = (variant_of or {}).get(candidate.draft, candidate.draft)
+        family = (draft, tree.depth, tree.width, tree.top_k)
         if family not in seen:
             seen.add(family)
             chosen.append(candidate)

@@ -117,6 +117,13 @@ class CostModel:
             self.rounds += leave_one_out(
                 name, scaled, lambda time: float(self.verify(time.n_nodes, time.context))
             )
+        self._variant_of: dict[str, str] = {}
+
+    def share(self, variant_of: "Mapping[str, str]") -> None:
+        """Let drafts cost what others do of which they are variants."""
+        for name, base in variant_of.items():
+            self.drafts[name] = self.drafts[base]
+            self._variant_of[name] = base
 
     @property
     def max_nodes(self) -> int:
@@ -199,6 +206,7 @@ class CostModel:
 
     def heldout_error(self, draft: str) -> ErrorSummary | None:
         """Return the error of the round time on trees left out; None if none could be."""
+        draft = self._variant_of.get(draft, draft)
         errors = [
             abs(point.predicted / point.relative - 1)
             for point in self.rounds
@@ -210,6 +218,7 @@ class CostModel:
 
     def summary(self, draft: str) -> CostModelSummary:
         """Return the tables a profile keeps."""
+        draft = self._variant_of.get(draft, draft)
         cost = self.drafts[draft]
         sizes = [1.0, 2.0, 8.0]
         prompts = sorted({float(t.n_extend) for t in self.times[draft] if t.is_first})

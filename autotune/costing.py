@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from engine.contexts import N_NODES, measure_contexts
 from engine.draft import Draft
 from engine.hybrid import HybridDraft
-from engine.rounds import VERIFY_PROBES, ProbeDraft, measure_rounds
+from engine.rounds import PLAIN_EVERY, VERIFY_PROBES, ProbeDraft, measure_rounds
 from engine.trace import Trace
 from profiles import TreeConfig
 
@@ -24,10 +24,12 @@ def measure_costs(job: Job, traces: Sequence[Trace], progress: Silent) -> CostMo
     probes = [
         TreeConfig(depth=1, width=1, top_k=n, nodes=n) for n in verify_probes(settings.max_nodes)
     ]
-    trees = {name: draft_probes(space) for name, space in job.spaces.items()}
-    n_trees = len(probes) + sum(len(t) for t in trees.values())
-    drafts = job.drafts.items()
-    with progress.step("Timing rounds", 2 * settings.n_probe_rounds * n_trees) as tick:
+    drafts = {n: loaded.draft for n, loaded in job.drafts.items() if n not in job.variant_of}
+    trees = {name: draft_probes(job.spaces[name]) for name in drafts}
+    n_rounds = 0
+    for n in (len(probes), *(len(group) for group in trees.values())):
+        n_rounds += settings.n_probe_rounds * (n + -(-n // PLAIN_EVERY) + 1)
+    with progress.step("Timing rounds", n_rounds) as tick:
         times = {
             name: measure_rounds(
                 job.loaded.target,
@@ -41,13 +43,15 @@ def measure_costs(job: Job, traces: Sequence[Trace], progress: Silent) -> CostMo
             )
             for name, draft, chosen in (
                 ("", ProbeDraft(), probes),
-                *((name, _to_time(loaded.draft), trees[name]) for name, loaded in drafts),
+                *((name, _to_time(draft), trees[name]) for name, draft in drafts.items()),
             )
         }
     contexts = measure_contexts(
         job.loaded.target, contexts_of(job, traces), settings.n_probe_rounds, settings.seed
     )
-    return CostModel(times.pop(""), times, contexts)
+    costs = CostModel(times.pop(""), times, contexts)
+    costs.share(job.variant_of)
+    return costs
 
 
 def _to_time(draft: Draft) -> Draft:

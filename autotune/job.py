@@ -4,7 +4,7 @@ import hashlib
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,7 @@ class Job:
         noise: Spread and drift of a fixed pass.
         plain_token_s: Seconds of that pass: one token with the target alone.
         settings: How much to look at.
+        variant_of: Of those drafts that are others with other knobs, the others.
     """
 
     loaded: LoadedTarget
@@ -73,6 +74,7 @@ class Job:
     noise: Noise
     plain_token_s: float
     settings: Settings
+    variant_of: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -37,7 +37,7 @@ def measure_trees(
     )
     if home.resume:
         progress.say(_resumed(study, home.label))
-    first = contenders(predicted, job.spaces, predictor)
+    first = contenders(predicted, job.spaces, predictor, job.variant_of)
     stay = [c for c in (best_chain(predicted), best_shallow(predicted)) if c is not None]
     raced = texts[: settings.n_race]
     try:

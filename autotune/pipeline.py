@@ -20,6 +20,7 @@ from .settings import Settings
 from .study_files import study_home, study_path
 from .texts import texts_path
 from .tracing import Conversation, flatten, record_answers
+from .variants import with_variants
 from .writing import build_measurements, build_profile, save_all
 
 MIN_ANSWER = 6
@@ -80,6 +81,7 @@ def tune(
 
         with watch.step("probe"):  # which layers and rotary base each head was trained with
             job, probes = probe_drafts(job, flatten(texts), progress)
+            job = with_variants(job)
 
         known = flatten(texts[: job.settings.n_replay])
         with watch.step("cost"):  # 4: what a round costs here

@@ -24,7 +24,7 @@ CONTEXT_PASSES = 6
 PROBE = 0.05
 """Probing a head's conventions on an answer, in times of decoding it plainly."""
 
-REPLAY = 0.3
+REPLAY = 0.7
 """Replaying a draft's trees over an answer, in times of decoding it plainly."""
 
 RACED = 0.6
@@ -33,7 +33,7 @@ RACED = 0.6
 SPECULATIVE = 0.65
 """A speculative request, in times of a plain one."""
 
-TYPICAL_RUNGS = 2.5
+TYPICAL_RUNGS = 2
 
 BASELINE_ANSWERS = 10
 """Comparing plain decoding with transformers' generate, in times of decoding an answer."""
@@ -101,7 +101,8 @@ def plan_of(job: Job, pace: Pace, done: Mapping[str, float]) -> Plan:
     n_probes = len(verify_probes(settings.max_nodes))
     n_probes += sum(len(draft_probes(space)) for space in job.spaces.values())
     n_heads = sum(draft.head.ref.kind == "eagle3" for draft in job.drafts.values())
-    replay = REPLAY * min(settings.n_replay, n_tune) * len(job.drafts)
+    n_drafts = len(job.drafts) - len(job.variant_of)
+    replay = REPLAY * min(settings.n_replay, n_tune) * n_drafts
     race = min(settings.n_race, n_tune) * (2 + RACED * SPECULATIVE * (settings.n_trials - 1))
     rounds = settings.n_probe_rounds * (n_probes * (ROUND + 1 / PLAIN_EVERY) + CONTEXT_PASSES)
     estimates = {

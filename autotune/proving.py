@@ -22,6 +22,7 @@ from .holdout import (
 )
 from .job import Job
 from .progress import Silent, Tick
+from .racing import is_ahead
 from .steady import Steadily, measure_steadily, pace_of
 from .tracing import Conversation, flatten
 
@@ -75,13 +76,16 @@ class Proof:
 
 
 def choose_rungs(measured: Sequence[Candidate]) -> list[Candidate]:
-    """Return the leader of the measured trees, then a shallow tree and a chain as fallbacks.
+    """Return the leader of the measured trees, then a shallow tree and a chain.
 
-    Only trees that were measured on every tune prompt and came out ahead of plain.
+    Only trees that were measured to the end and came out ahead of plain. The shallow tree is
+    there in case that the leader fails: it is spared where the leader is ahead beyond doubt.
     """
     ahead = [c for c in measured if c.speedup is not None and c.speedup > 1]
     ahead.sort(key=lambda c: -(c.speedup or 0))
     chosen = [*ahead[:1], best_shallow(ahead), best_chain(ahead)]
+    if ahead and is_ahead(ahead[0].ratios):
+        del chosen[1]
     return list(dict.fromkeys(c for c in chosen if c is not None))[:MAX_RUNGS]
 
 

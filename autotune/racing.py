@@ -44,6 +44,9 @@ ENOUGH_PROMPTS = 6
 P_BEHIND = 0.05
 """A tree leaves when it would look this far behind by chance with this probability."""
 
+P_DOUBT = 0.005
+"""A tree is ahead of plain decoding beyond doubt if chance explains it no better than this."""
+
 LEAST_SPREAD = 0.01
 """Spread of log ratios below which agreement between few prompts is chance."""
 
@@ -118,13 +121,23 @@ def race(
 
 
 def is_behind(ratios: Mapping[int, float], best: Mapping[int, float]) -> bool:
-    """Tell whether a tree is slower than the best one: one-sided paired t on log ratios."""
+    """Tell whether a tree is slower than the best one on the prompts that both have."""
     prompts = ratios.keys() & best.keys()
-    if len(prompts) < MIN_PROMPTS:
-        return False
-    logs = np.array([math.log(best[prompt] / ratios[prompt]) for prompt in prompts])
+    return _p_of_chance([best[prompt] / ratios[prompt] for prompt in prompts]) < P_BEHIND
+
+
+def is_ahead(ratios: Sequence[float]) -> bool:
+    """Tell whether a tree is faster than plain decoding beyond doubt."""
+    return _p_of_chance(ratios) < P_DOUBT
+
+
+def _p_of_chance(ratios: Sequence[float]) -> float:
+    """Return how likely ratios of a true 1 look this large: one-sided t on their logs."""
+    if len(ratios) < MIN_PROMPTS:
+        return 1.0
+    logs = np.log(np.array(ratios))
     error = max(float(logs.std(ddof=1)), LEAST_SPREAD) / math.sqrt(len(logs))
-    return bool(stats.t.sf(logs.mean() / error, len(logs) - 1) < P_BEHIND)
+    return float(stats.t.sf(logs.mean() / error, len(logs) - 1))
 
 
 def _run_prompt(track: Track, prompt: int, runners: Sequence[Runner], rng: random.Random) -> None:
@@ -168,13 +181,15 @@ def contenders(
     predicted: Sequence[Candidate],
     spaces: Mapping[str, SearchSpace],
     predictor: Predictor,
+    variant_of: Mapping[str, str] | None = None,
 ) -> list[Candidate]:
     """Return what is measured first: the leader, plain, chain and shallow tree, more leaders."""
-    first, *others = leaders(predicted, N_LEADERS)
+    first, *others = leaders(predicted, N_LEADERS, variant_of)
     chosen = [first, Candidate(next(iter(spaces)), PLAIN, PLAIN_PREDICTION)]
     chosen += [c for c in (best_chain(predicted), best_shallow(predicted)) if c is not None]
     chosen += others
-    chosen += [predictor.candidate(draft, tree) for draft, tree in defaults_within(spaces)]
+    given = {name: space for name, space in spaces.items() if name not in (variant_of or {})}
+    chosen += [predictor.candidate(draft, tree) for draft, tree in defaults_within(given)]
     unique = {(c.draft, c.tree.canonical()): c for c in reversed(chosen)}
     return list(reversed(unique.values()))
 

@@ -14,7 +14,7 @@ class Settings:
     """How much a tuning job looks at, and what it may propose.
 
     Attributes:
-        n_tune: Prompts to search on.
+        n_tune: Prompts to search on; with 48 tokens each, 2,000 to probe a head on.
         n_holdout: Prompts to prove the result on.
         n_replay: Of the tune prompts, those on which every tree is replayed.
         n_race: Of the tune prompts, those on which candidates are timed.
@@ -31,11 +31,11 @@ class Settings:
         raw: Leave out the chat template.
     """
 
-    n_tune: int = 32
+    n_tune: int = 44
     n_holdout: int = 32
     n_replay: int = 12
-    n_race: int = 10
-    max_new_tokens: int = 64
+    n_race: int = 8
+    max_new_tokens: int = 48
     max_prompt_tokens: int = 2048
     n_trials: int = 10
     n_probe_rounds: int = 10
@@ -71,5 +71,5 @@ class Settings:
     @classmethod
     def quick(cls, **changes: object) -> "Settings":
         """Return settings for a short job: fewer prompts, so a wider interval."""
-        fewer = {"n_tune": 6, "n_holdout": 12, "n_race": 4, "max_new_tokens": 40, "n_trials": 6}
+        fewer = {"n_tune": 6, "n_holdout": 12, "n_race": 4, "max_new_tokens": 32, "n_trials": 6}
         return cls(**(fewer | {"n_probe_rounds": 6} | changes))  # type: ignore[arg-type]

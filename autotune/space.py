@@ -1,6 +1,7 @@
 """The trees a search may propose: fixed ranges, every point legal, equal trees one point."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from profiles import PLAIN, TreeConfig
@@ -13,7 +14,13 @@ WIDTH_AND_TOP_K = (
     *((1, 1), (1, 2), (1, 4), (2, 2), (2, 3), (2, 4), (3, 3), (3, 6), (4, 4), (6, 6), (8, 8)),
     (10, 10),
 )
-"""Pairs of width and top-k whose trees are all scored by replay."""
+"""Pairs of width and top-k whose trees replay can score."""
+
+COARSE = ((1, 1), (2, 2), (4, 4), (10, 10))
+"""The pairs that are scored first; then those near the best of them."""
+
+NEAR = 1.2
+"""Distance in powers of 2, width and top-k together, up to which a pair is near another."""
 
 DEFAULTS = (
     TreeConfig.from_eagle(total_token=60, depth=7, top_k=10),
@@ -92,10 +99,12 @@ class SearchSpace:
         nearest = min(range(len(budgets)), key=lambda i: abs(budgets[i] - tree.nodes))
         return nearest / max(1, len(budgets) - 1)
 
-    def enumerate(self) -> Iterator[TreeConfig]:
-        """Yield every tree that replay scores, each canonical tree once."""
+    def enumerate(
+        self, pairs: Sequence[tuple[int, int]] = WIDTH_AND_TOP_K
+    ) -> Iterator[TreeConfig]:
+        """Yield every tree of some pairs of width and top-k, each canonical tree once."""
         seen = set()
-        for width, top_k in WIDTH_AND_TOP_K:
+        for width, top_k in pairs:
             if width > self.max_width or top_k > self.max_top_k:
                 continue
             for depth in range(1, min(self.max_depth, self.max_nodes) + 1):
@@ -104,3 +113,12 @@ class SearchSpace:
                     if tree.canonical() == tree and tree not in seen and self.contains(tree):
                         seen.add(tree)
                         yield tree
+
+
+def near(width: int, top_k: int) -> list[tuple[int, int]]:
+    """Return the pairs of width and top-k beside this one that are not among the coarse ones."""
+    return [
+        (w, k)
+        for w, k in WIDTH_AND_TOP_K
+        if (w, k) not in COARSE and abs(math.log2(w / width)) + abs(math.log2(k / top_k)) <= NEAR
+    ]

@@ -97,7 +97,7 @@ def build_profile(
             for i, (rung, evidence) in enumerate(judged)
             if i != winner
         ],
-        probe=probes.get(leader.draft, ()),
+        probe=probes.get(job.variant_of.get(leader.draft, leader.draft), ()),
         guard=served.guard if served else None,
         calibration=served.calibration if served else None,
         noise=proof.noise(job.noise) if proof else job.noise,
@@ -159,6 +159,7 @@ def build_measurements(
     proof: "Proof | None",
 ) -> Measurements:
     """Return the figures behind a profile: times and counts, no text."""
+    looked_at = sorted({c.draft for c in (*predicted, *measured) if not c.tree.is_plain})
     return Measurements(
         latency=[point for name, group in costs.times.items() for point in _points(name, group)],
         rounds=costs.rounds,
@@ -188,10 +189,11 @@ def build_measurements(
         ]
         if proof
         else (),
-        acceptance=predictor.acceptance(),
+        acceptance=predictor.acceptance(looked_at),
         drafts=[
             PricedDraft(draft=name, ref=loaded.ref, costs=costs.summary(name))
             for name, loaded in job.drafts.items()
+            if name in looked_at
         ],
     )
 

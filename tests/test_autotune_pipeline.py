@@ -179,7 +179,8 @@ def test_a_job_on_real_times_writes_a_whole_profile(
     assert (profile.domain.n_tune, profile.domain.n_holdout) == (3, 8)
     assert profile.domain.template == "chat"
     drafts = {score.draft for score in load_measurements(measurements_path(out)).scores}
-    assert drafts == {"lookup", folders["noisy"]}
+    assert {name.partition(" ")[0] for name in drafts} == {"lookup", folders["noisy"]}
+    assert "lookup max_match=3" in drafts, "knobs of a draft are searched, too"
 
 
 def test_a_job_where_speculation_pays_proves_it_and_serves_it(
@@ -517,7 +518,7 @@ def test_only_trees_that_the_engine_can_run_are_scored_and_measured(
     kinds = {"lookup": "lookup", folders["noisy"]: "model"}
     assert any(not s.tree.is_chain for s in found.scores) == (engine == "sglang")
     for scored in (*found.scores, *found.measured):
-        assert can_run(engine, scored.tree, kinds[scored.draft])
+        assert can_run(engine, scored.tree, kinds[scored.draft.partition(" ")[0]])
     assert any(m.tree.is_chain for m in found.measured), "the best chain is always measured"
     assert profile.search is not None
 

@@ -235,9 +235,15 @@ def test_a_prediction_cannot_win() -> None:
     assert choose_rungs([*promised, behind, stopped, plain]) == []
 
 
-def test_the_rungs_are_the_leader_then_a_shallow_tree_and_a_chain() -> None:
+@pytest.mark.parametrize("spread", [0.02, 0.6])
+def test_the_rungs_are_the_leader_a_chain_and_where_there_is_doubt_a_shallow_tree(
+    spread: float,
+) -> None:
+    noise = np.exp(spread * np.array([1, -1] * (N_PROMPTS // 2)))
+
     def ahead(tree: TreeConfig, speedup: float, expected: float) -> Candidate:
-        return Candidate("head", tree, Prediction(expected, 1), speedup, (speedup,) * N_PROMPTS)
+        ratios = tuple((speedup * noise).tolist())
+        return Candidate("head", tree, Prediction(expected, 1), speedup, ratios)
 
     leader, shallow, chain = (
         ahead(DEEP, 1.5, 1.2),
@@ -245,7 +251,8 @@ def test_the_rungs_are_the_leader_then_a_shallow_tree_and_a_chain() -> None:
         ahead(CHAIN, 1.1, 1.1),
     )
     wide = ahead(TreeConfig(depth=5, width=3, top_k=3, nodes=12), 1.4, 1.9)
-    assert choose_rungs([chain, wide, shallow, leader]) == [leader, shallow, chain]
+    fallback = [shallow] if spread > 0.5 else []
+    assert choose_rungs([chain, wide, shallow, leader]) == [leader, *fallback, chain]
     assert choose_rungs([chain]) == [chain]
 
 
