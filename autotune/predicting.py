@@ -58,7 +58,7 @@ class Predictor:
         """
         job, candidates = self._job, []
         with progress.step("Replaying trees", len(job.drafts)) as tick:
-            for base in job.drafts.keys() - job.variant_of.keys():
+            for base in (name for name in job.drafts if name not in job.variant_of):
                 known = self._candidates(base, COARSE)
                 known += self._candidates(base, near(*_best_pair(known)))
                 for variant, of in job.variant_of.items():
