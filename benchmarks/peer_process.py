@@ -23,8 +23,11 @@ class PeerError(SpectuneError):
 
 
 def exit_on_signals() -> None:
-    """Turn SIGTERM and SIGHUP into a normal exit, so that every process is cleaned up."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    """Turn signals into a normal exit, so that every process is cleaned up.
+
+    SIGINT is among them, as a benchmark started in the background ignores it otherwise.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 

@@ -88,7 +88,8 @@ def test_a_job_over_all_kinds_of_drafts_is_written_and_can_be_served(
     profile = tune(wanted, base / "prompts.jsonl", out, settings=TINY)
     measurements = load_measurements(measurements_path(out))
     names = {noisy, f"hybrid:{noisy}", "suffix"}
-    assert {score.draft for score in measurements.scores} == names
+    # Variants of a draft stand under its name and what differs.
+    assert {score.draft.partition(" ")[0] for score in measurements.scores} == names
     assert {point.draft for point in measurements.latency} >= names
     assert draft_name(profile.draft) in names
     assert profile.draft.history == (None if profile.draft.kind == "model" else 60)

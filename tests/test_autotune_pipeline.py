@@ -459,7 +459,7 @@ def test_the_study_can_lie_in_a_database_whose_password_is_never_written(
     assert set(out.parent.iterdir()) == {out, measurements_path(out), report_path(out)}
 
 
-def test_two_jobs_cannot_write_one_profile(folders: dict[str, str], tmp_path: Path) -> None:
+def test_b35_two_jobs_cannot_write_one_profile(folders: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "out.yaml"
     with (
         study_home(out, None, resume=False),
