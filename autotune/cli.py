@@ -10,14 +10,10 @@ from typing import TypeAlias
 from profiles.engine_spaces import ENGINE_SPACES
 from profiles.errors import SpectuneError
 
-from . import (
-    bench_command,
-    check_command,
-    commands,
-    export_command,
-    show_command,
-    what_if_command,
-)
+from . import check_command, commands, export_command
+from .bench import command as bench_command
+from .report import command as show_command
+from .what_if import command as what_if_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,7 +18,7 @@ from profiles import (
 )
 from profiles.errors import UsageError
 
-from .show_command import show_profile
+from .report.command import show_profile
 
 if TYPE_CHECKING:
     from engine.decoder import Generation, SpeculativeDecoder

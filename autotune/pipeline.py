@@ -14,7 +14,7 @@ from .predicting import Predictor
 from .probing import probe_drafts
 from .progress import Silent
 from .proving import choose_rungs, prove
-from .reporting import report_path, write_job_report
+from .report.job_report import report_path, write_job_report
 from .serving import choose_serving
 from .settings import Settings
 from .study_files import study_home, study_path

@@ -3,10 +3,10 @@
 import statistics
 from collections.abc import Mapping, Sequence
 
-from autotune.benching import FLOOR
-from autotune.contenders import GENERATE, PLAIN_NAME
-from autotune.contest import Runs, flat
-from autotune.speeds import Figure, ratio_of_totals
+from autotune.bench.contenders import GENERATE, PLAIN_NAME
+from autotune.bench.contest import Runs, flat
+from autotune.bench.measuring import FLOOR
+from autotune.bench.speeds import Figure, ratio_of_totals
 
 SPECULATIVE = "spectune speculative"
 OURS = (PLAIN_NAME, SPECULATIVE, FLOOR)

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from autotune.contest import flat
-from autotune.speeds import median_of
+from autotune.bench.contest import flat
+from autotune.bench.speeds import median_of
 from engine.draft import Draft
 from engine.pair import LoadedTarget
 from engine.rounds import ProbeDraft, RoundTime, measure_rounds

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autotune.contest import Runs
+from autotune.bench.contest import Runs
 from engine.timing import TimedText
 from profiles import atomic_write
 

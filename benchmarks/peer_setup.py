@@ -13,7 +13,7 @@ from common import say
 from peer_engines import LlamaCpp, OpenVino, Peer, Vllm
 from peer_process import PeerError
 
-from autotune.contest import Contender
+from autotune.bench.contest import Contender
 from engine.demo import demo_target_path
 from engine.pair import LoadedTarget
 

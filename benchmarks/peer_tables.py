@@ -7,7 +7,7 @@ from peer_figures import pool, speed_cell
 from rich import box
 from rich.table import Table
 
-from autotune.contest import Runs
+from autotune.bench.contest import Runs
 
 
 def tables(by_domain: dict[str, Runs], figures: dict[str, Any]) -> list[Table]:

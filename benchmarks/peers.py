@@ -28,9 +28,9 @@ from peer_records import PeerRecords
 from peer_setup import add_places, configured_peers, start, versions
 from peer_tables import tables
 
-from autotune.benching import FLOOR, record_texts, served
-from autotune.contenders import PLAIN_NAME, generate_modes, ours, untuned_tree, warm_up_text
-from autotune.contest import Contender, Runs, compete, warm_up
+from autotune.bench.contenders import PLAIN_NAME, generate_modes, ours, untuned_tree, warm_up_text
+from autotune.bench.contest import Contender, Runs, compete, warm_up
+from autotune.bench.measuring import FLOOR, record_texts, served
 from autotune.progress import OnTerminal
 from autotune.prompts import read_prompts
 from autotune.sample import build_sample

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from autotune.acceptance import TauTable, rates_of, rates_of_rows, scaled_rates, static_tau
+from autotune.what_if.acceptance import TauTable, rates_of, rates_of_rows, scaled_rates, static_tau
 from profiles import PLAIN, Acceptance, TreeConfig
 
 RATES = rates_of_rows([[0.5, 0.2, 0.1], [0.4, 0.3, 0.05]])

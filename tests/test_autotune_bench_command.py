@@ -8,7 +8,7 @@ import huggingface_hub.constants
 import pytest
 
 import engine.floor
-from autotune import contenders
+from autotune.bench import contenders
 from autotune.cli import main
 from engine.pair import load_target
 from pairs import save_noisy_copy, save_target, speculating_profile, write_prompts

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from autotune.contest import Contender, compete, standings, warm_up
+from autotune.bench.contest import Contender, compete, standings, warm_up
 from engine.timing import TimedText
 from engine.trace import Trace
 

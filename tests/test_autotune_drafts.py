@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-import autotune.html_report
 import autotune.proving
+import autotune.report.page
 from autotune import Settings, tune
 from autotune.job import Models, load_drafts, prepare
 from autotune.progress import Silent
@@ -82,7 +82,7 @@ def test_a_job_over_all_kinds_of_drafts_is_written_and_can_be_served(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every draft is timed and scored under its name, and the profile's own knobs are kept."""
-    monkeypatch.setattr(autotune.html_report, "sections", lambda *_: [])
+    monkeypatch.setattr(autotune.report.page, "sections", lambda *_: [])
     noisy, out = str(base / "noisy"), tmp_path / "out.yaml"
     wanted = models(base, noisy, "hybrid", "suffix", history=60)
     profile = tune(wanted, base / "prompts.jsonl", out, settings=TINY)

@@ -9,7 +9,7 @@ import pytest
 
 import toy_measurements
 import toy_profiles
-from autotune.html_report import page, sections, write_report
+from autotune.report.page import page, sections, write_report
 from autotune.texts import KeptText, load_texts, save_texts
 from profiles import Measurements
 from profiles.errors import SpectuneError

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-import autotune.html_report
 import autotune.job
 import autotune.proving
 import autotune.racing
+import autotune.report.page
 import autotune.serving
 import engine.decoder
 from autotune import Settings, tune
@@ -27,7 +27,7 @@ from autotune.plan import Pace, cuts, fit_budget, plan_of
 from autotune.progress import Silent
 from autotune.proving import prove
 from autotune.racing import ForcedTrack
-from autotune.reporting import report_path
+from autotune.report.job_report import report_path
 from autotune.study_files import study_home, study_path
 from engine.decoder import SpeculativeDecoder, UntrustedProfileWarning
 from engine.forced import ForcedRun, run_forced
@@ -101,7 +101,7 @@ def loaded(folders: dict[str, str]) -> LoadedTarget:
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the pictures out of the report: drawing takes longer than these jobs."""
-    monkeypatch.setattr(autotune.html_report, "sections", lambda *_: [])
+    monkeypatch.setattr(autotune.report.page, "sections", lambda *_: [])
 
 
 def run_job(

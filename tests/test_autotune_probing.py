@@ -31,7 +31,7 @@ from autotune.probing import (
     probe_drafts,
 )
 from autotune.progress import Silent
-from autotune.report import print_profile
+from autotune.report.terminal import print_profile
 from autotune.tracing import flatten, record_answers
 from engine.decoder import SpeculativeDecoder
 from engine.eagle3 import Eagle3Head

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import autotune.html_report
+import autotune.report.page
 from autotune import Models, Settings, tune
 from autotune.cli import main
 from autotune.progress import Silent
-from autotune.reporting import report_path
+from autotune.report.job_report import report_path
 from autotune.texts import load_texts, texts_path
 from pairs import save_target, write_prompts
 from profiles import load
@@ -67,7 +67,7 @@ def test_the_report_is_made_again_from_the_files_alone(base: Path, tmp_path: Pat
 def test_text_is_kept_when_asked_for_and_goes_with_its_job(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(autotune.html_report, "sections", lambda *_: [])
+    monkeypatch.setattr(autotune.report.page, "sections", lambda *_: [])
     out = tmp_path / "x.yaml"
     run_job(base, out, keep_text=True)
     texts = load_texts(texts_path(out))
@@ -100,7 +100,7 @@ def test_a_report_that_cannot_be_drawn_loses_no_profile(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(autotune.html_report, "sections", fail)
+    monkeypatch.setattr(autotune.report.page, "sections", fail)
     out = tmp_path / "x.yaml"
     report_path(out).write_text("of an older job")
     said = run_job(base, out)

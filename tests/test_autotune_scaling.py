@@ -3,7 +3,7 @@
 import pytest
 
 import toy_what_if
-from autotune.scaling import Hardware, Roofline, moved_summary
+from autotune.what_if.scaling import Hardware, Roofline, moved_summary
 from profiles.prices import Prices
 
 # The T4's passes of the article: bound by memory to about 190 tokens, then by compute.

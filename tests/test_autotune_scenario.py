@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.scenario import KEYS, Quantity, expand, parse_sweep, parse_value
+from autotune.what_if.scenario import KEYS, Quantity, expand, parse_sweep, parse_value
 from profiles.errors import UsageError
 
 

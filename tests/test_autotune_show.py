@@ -10,8 +10,8 @@ import pytest
 import toy_measurements
 import toy_profiles
 from autotune.cli import main
-from autotune.differences import differences
-from autotune.listing import age
+from autotune.report.differences import differences
+from autotune.report.listing import age
 from profiles import save, save_measurements
 
 Show = Callable[..., tuple[int, str, str]]

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from autotune.speeds import median_of, ratio_of_totals
+from autotune.bench.speeds import median_of, ratio_of_totals
 
 
 def test_a_ratio_is_that_of_the_totals_and_lies_in_its_interval() -> None:

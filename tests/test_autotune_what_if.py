@@ -6,10 +6,10 @@ import pytest
 
 import toy_profiles
 import toy_what_if
-from autotune.acceptance import rates_of, static_tau
-from autotune.basis import basis_of_numbers, basis_of_profile
-from autotune.hardware import achieved
 from autotune.what_if import what_if
+from autotune.what_if.acceptance import rates_of, static_tau
+from autotune.what_if.basis import basis_of_numbers, basis_of_profile
+from autotune.what_if.hardware import achieved
 from profiles import CostTable, ErrorSummary
 from profiles.errors import SpectuneError, UsageError
 

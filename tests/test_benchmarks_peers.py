@@ -18,9 +18,9 @@ from peer_process import PeerError, PeerProcess
 from peer_records import PeerRecords
 from peer_tables import tables
 
-from autotune.benching import FLOOR
-from autotune.contenders import GENERATE, PLAIN_NAME
-from autotune.contest import Runs
+from autotune.bench.contenders import GENERATE, PLAIN_NAME
+from autotune.bench.contest import Runs
+from autotune.bench.measuring import FLOOR
 from engine.pair import load_draft, load_target
 from engine.timing import TimedText
 from engine.trace import Trace

@@ -9,7 +9,7 @@ import pytest
 
 import toy_measurements
 import toy_profiles
-from autotune.html_report import write_report
+from autotune.report.page import write_report
 from autotune.texts import KeptText
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")

@@ -5,8 +5,8 @@ from typing import Any
 
 import profiles
 import toy_profiles
-from autotune.acceptance import rates_of, static_tau
 from autotune.space import SearchSpace
+from autotune.what_if.acceptance import rates_of, static_tau
 from profiles import (
     Acceptance,
     CostModelSummary,

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from autotune.basis import basis_of_numbers
 from autotune.what_if import what_if
+from autotune.what_if.basis import basis_of_numbers
 
 HERE = Path(__file__).parent
 SMALL = basis_of_numbers(HERE / "t4_qwen3_1.7b.yaml")

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from profiles import Measurements, Profile
 
-from .progress import Silent
-from .texts import KeptText, save_texts, texts_path
+from ..progress import Silent
+from ..texts import KeptText, save_texts, texts_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from .job import Job
-    from .tracing import Conversation
+    from ..job import Job
+    from ..tracing import Conversation
 
     Kept = Mapping[str, Sequence[Conversation]]
 
@@ -48,7 +48,7 @@ def write_job_report(
     for earlier in (path, texts_path(out)):  # another job's must not stand beside this profile
         earlier.unlink(missing_ok=True)
     try:
-        from .html_report import write_report
+        from .page import write_report
 
         texts = list(_texts(kept, job.loaded.tokenizer))
         if texts:

@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from profiles import Evidence, Measurements, Profile, atomic_write
 
+from ..texts import KeptText
 from .canvas import Picture
 from .cost_pictures import draft_picture, fit_picture, round_picture, verify_picture
 from .findings import (
@@ -30,7 +31,6 @@ from .search_pictures import (
     history_picture,
     prediction_picture,
 )
-from .texts import KeptText
 
 N_TEXTS_SHOWN = 6
 

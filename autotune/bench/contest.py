@@ -13,7 +13,7 @@ from engine.timing import TimedText
 from engine.trace import Trace
 from profiles.errors import SpectuneError
 
-from .progress import Tick
+from ..progress import Tick
 from .speeds import Figure, median_of, ratio_of_totals
 
 Runs = dict[str, list[TimedText]]

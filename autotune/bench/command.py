@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from engine.pair import LoadedTarget
     from engine.trace import Trace
 
-    from .benching import Bench
-    from .progress import Silent
+    from ..progress import Silent
+    from .measuring import Bench
 
 SUMMARY = "Time plain and speculative decoding beside transformers' generate and the floor."
 
@@ -47,18 +47,18 @@ def bench(arguments: argparse.Namespace) -> None:
     profile = load(arguments.profile) if arguments.profile else None
     _check(arguments, profile)
 
-    from . import benching
+    from ..progress import OnTerminal
+    from . import measuring
     from .contenders import generate_modes
-    from .progress import OnTerminal
 
     progress = OnTerminal()
     loaded = _load_target(arguments, profile, progress)
     names = arguments.draft or ([] if profile else ["lookup"])
-    contenders, drafts = benching.speculating(
+    contenders, drafts = measuring.speculating(
         loaded, names, profile, progress, trust=arguments.trust
     )
     modes, skipped = generate_modes(loaded, drafts, with_compiled=arguments.compiled)
-    prompts = benching.choose_prompts(
+    prompts = measuring.choose_prompts(
         loaded,
         arguments.prompts,
         n_prompts=arguments.limit,
@@ -67,8 +67,8 @@ def bench(arguments: argparse.Namespace) -> None:
         raw=arguments.raw,
         progress=progress,
     )
-    texts = benching.record_texts(loaded, prompts, arguments.max_new_tokens, progress)
-    result = benching.bench(loaded, [*contenders, *modes], texts, progress, skipped)
+    texts = measuring.record_texts(loaded, prompts, arguments.max_new_tokens, progress)
+    result = measuring.bench(loaded, [*contenders, *modes], texts, progress, skipped)
     if arguments.json:
         print(json.dumps(_document(loaded, texts, result), ensure_ascii=False))
     else:
@@ -133,7 +133,7 @@ def _document(loaded: "LoadedTarget", texts: "list[Trace]", result: "Bench") -> 
 def _print(loaded: "LoadedTarget", texts: "list[Trace]", result: "Bench") -> None:
     from rich.console import Console
 
-    from .contest_table import contest_table
+    from .table import contest_table
 
     console = Console()
     title = f"{loaded.ref.id} ({loaded.ref.dtype}), greedy, batch 1, {len(texts)} prompts"

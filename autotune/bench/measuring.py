@@ -12,11 +12,11 @@ from engine.trace import Trace, record
 from profiles import GREEDY, Profile
 from profiles.errors import UsageError
 
+from ..progress import Silent
+from ..prompts import read_prompts
+from ..sample import build_sample
 from .contenders import PLAIN_NAME, ours, untuned_tree, warm_up_text
 from .contest import Contender, Standing, compete, standings, warm_up
-from .progress import Silent
-from .prompts import read_prompts
-from .sample import build_sample
 
 FLOOR = "floor of this machine"
 

@@ -49,8 +49,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Answer the question."""
+    from .ask import what_if
     from .basis import basis_of_numbers, basis_of_profile
-    from .what_if import what_if
 
     if (arguments.profile is None) == (arguments.measurements is None):
         raise UsageError("what-if needs either a profile or --measurements: give one of them")
@@ -74,7 +74,7 @@ def _write(answers: "WhatIf", arguments: argparse.Namespace) -> None:
         frame["flags"] = frame["flags"].str.join("; ")
         atomic_write(arguments.csv, frame.to_csv(index=False))
     if arguments.plot is not None:
-        from .what_if_plot import plot
+        from .plot import plot
 
         atomic_write(arguments.plot, plot(answers))
     if arguments.json:
@@ -83,7 +83,7 @@ def _write(answers: "WhatIf", arguments: argparse.Namespace) -> None:
         return
     from rich.console import Console
 
-    from .what_if_table import print_answers
+    from .table import print_answers
 
     print_answers(answers, Console())
 

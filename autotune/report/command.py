@@ -56,7 +56,7 @@ def show_profile(path: Path, *, as_json: bool) -> None:
     if as_json:
         _print_json(profile.model_dump(mode="json", exclude_none=True))
         return
-    from .report import LiteralConsole, print_profile
+    from .terminal import LiteralConsole, print_profile
 
     print_profile(profile, measurements_of(profile, path), path, LiteralConsole())
 
@@ -87,8 +87,8 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _write_page(path: Path, out: Path, *, keep_text: bool) -> None:
-    from .html_report import write_report
-    from .texts import load_texts, texts_path
+    from ..texts import load_texts, texts_path
+    from .page import write_report
 
     profile = load(path)
     texts = load_texts(texts_path(path)) if keep_text else ()
@@ -104,7 +104,7 @@ def _compare(first: Path, second: Path, *, as_json: bool) -> None:
         rows = [{"field": d.field, "a": d.first, "b": d.second} for d in found]
         _print_json({"a": str(first), "b": str(second), "differences": rows})
         return
-    from .report import LiteralConsole
+    from .terminal import LiteralConsole
 
     console = LiteralConsole()
     if found:
@@ -121,7 +121,7 @@ def _list(folder: Path, *, as_json: bool) -> None:
     if as_json:
         _print_json(as_document(entries, broken))
         return
-    from .report import LiteralConsole
+    from .terminal import LiteralConsole
 
     console = LiteralConsole()
     if entries:

@@ -1,0 +1,1 @@
+"""Decoders side by side in one run: plain, speculative, and transformers' own."""
