@@ -96,6 +96,27 @@ def _add_tune(subparsers: Subparsers) -> None:
         metavar="MIN",
         help="minutes the job may take: its counts are cut until its plan fits",
     )
+    serving = command.add_argument_group(
+        "a serving engine", "instead of our own: its servers are started, measured and ended"
+    )
+    serving.add_argument(
+        "--backend", choices=["spectune", "vllm"], default="spectune", help="default: spectune"
+    )
+    serving.add_argument(
+        "--backend-python",
+        type=Path,
+        metavar="PYTHON",
+        help="Python of the environment it is installed in (default: $SPECTUNE_VLLM_PYTHON)",
+    )
+    serving.add_argument(
+        "--backend-args",
+        default="",
+        metavar="ARGS",
+        help="further arguments of its servers, in one text such as --backend-args='--enforce-eager'",
+    )
+    serving.add_argument(
+        "--concurrency", type=int, metavar="N", help="requests served at once (default: 1)"
+    )
     command.add_argument(
         "--storage", help="Optuna URL of the study (default: a journal file beside the profile)"
     )

@@ -19,6 +19,7 @@ from profiles import (
 from profiles.errors import UsageError
 
 from .report.command import show_profile
+from .serving_engines.command import check_options, run_on_server
 
 if TYPE_CHECKING:
     from engine.decoder import Generation, SpeculativeDecoder
@@ -33,6 +34,7 @@ def tune(arguments: argparse.Namespace) -> None:
     from .pipeline import tune as run_job
     from .progress import OnTerminal
 
+    check_options(arguments)
     set_threads(arguments.threads)
     domain = arguments.domain or arguments.prompts.stem
     out = arguments.out or Path(f"spectune-{domain}.yaml")
@@ -51,29 +53,35 @@ def tune(arguments: argparse.Namespace) -> None:
             f"A quick job holds out {settings.n_holdout} prompts of {settings.max_new_tokens} "
             "tokens: what it proves is less certain than by default."
         )
-    if arguments.dry_run:
+    if arguments.backend != "spectune":
+        planned = run_on_server(arguments, models, domain, settings, out, progress)
+    elif arguments.dry_run:
         planned = plan(
             models, arguments.prompts, settings=settings, budget_s=budget_s, progress=progress
         )
-        if arguments.json:
-            _print_json({"plan_s": planned.seconds, "total_s": planned.total_s})
-        else:
-            print(planned.text())
-        return
-    run_job(
-        models,
-        arguments.prompts,
-        out,
-        domain=domain,
-        settings=settings,
-        keep_text=arguments.keep_text,
-        storage=arguments.storage,
-        resume=arguments.resume,
-        budget_s=budget_s,
-        progress=progress,
-    )
-    show_profile(out, as_json=arguments.json)
-    print(f"Wrote {out}. Next: spectune run {out} --prompt TEXT", file=sys.stderr)
+    else:
+        planned = None
+        run_job(
+            models,
+            arguments.prompts,
+            out,
+            domain=domain,
+            settings=settings,
+            keep_text=arguments.keep_text,
+            storage=arguments.storage,
+            resume=arguments.resume,
+            budget_s=budget_s,
+            progress=progress,
+        )
+    if planned is None:
+        show_profile(out, as_json=arguments.json)
+        on_own = arguments.backend == "spectune"
+        then = f"run {out} --prompt TEXT" if on_own else f"export {out} --to {arguments.backend}"
+        print(f"Wrote {out}. Next: spectune {then}", file=sys.stderr)
+    elif arguments.json:
+        _print_json({"plan_s": planned.seconds, "total_s": planned.total_s})
+    else:
+        print(planned.text())
 
 
 def run(arguments: argparse.Namespace) -> None:

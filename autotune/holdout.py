@@ -32,6 +32,9 @@ MAX_RUNGS = 3
 
 T = TypeVar("T")
 
+Pairs = list[tuple[float, float]]
+"""Seconds of one prompt by side, plain first: on the way there and on the way back."""
+
 
 @dataclass(frozen=True)
 class PairedTimes:

@@ -109,7 +109,7 @@ def tune(
         measurements = build_measurements(job, costs, predictor, predicted, measured, proof)
         save_all(profile, measurements, home, out)
     kept = {"tune": texts, "holdout": unseen} if keep_text else {}
-    write_job_report(job, profile, measurements, kept, out, progress)
+    write_job_report(job.loaded.tokenizer, profile, measurements, kept, out, progress)
     progress.say(watch.text())
     return profile
 

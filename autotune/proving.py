@@ -14,6 +14,7 @@ from .candidates import Candidate, best_chain, best_shallow
 from .holdout import (
     MAX_RUNGS,
     PairedTimes,
+    Pairs,
     Verdict,
     first_proved,
     judge,
@@ -51,7 +52,7 @@ class Proof:
     evidence: tuple[Evidence, ...]
     verdicts: tuple[Verdict, ...]
     winner: int | None
-    steadily: Steadily[Block]
+    steadily: Steadily[Pairs]
 
     @property
     def closest(self) -> Verdict:
@@ -69,7 +70,7 @@ class Proof:
     def run_noise(self, rung: int) -> float | None:
         """Return the deviation of a single run's log time, from the two of each prompt."""
         blocks = self.steadily.blocks.values()
-        pairs = [seconds_of(block[side]) for block in blocks for side in (0, 1 + rung)]
+        pairs = [block[side] for block in blocks for side in (0, 1 + rung)]
         if len(blocks) < 2:
             return None
         return statistics.stdev(math.log(there / back) for there, back in pairs) / math.sqrt(2)
@@ -117,8 +118,14 @@ def prove(
         for rung, (verdict, pair) in enumerate(zip(verdicts, times, strict=True))
         if blocks
     ]
-    winner = first_proved(verdicts)
-    return Proof(tuple(rungs), tuple(times), tuple(evidence), tuple(verdicts), winner, steadily)
+    return Proof(
+        tuple(rungs),
+        tuple(times),
+        tuple(evidence),
+        tuple(verdicts),
+        first_proved(verdicts),
+        steadily.mapped(lambda block: [seconds_of(side) for side in block]),
+    )
 
 
 def run_interleaved(

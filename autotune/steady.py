@@ -37,6 +37,7 @@ STEADY_QUANTILE = 0.25
 """Of the readings between the blocks: the pace of their calmest quarter counts as steady."""
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,11 @@ class Steadily(Generic[T]):
     slowest: float
     n_remeasured: int
     n_left_out: int
+
+    def mapped(self, convert: Callable[[T], U]) -> "Steadily[U]":
+        """Return the same with every block converted."""
+        blocks = {number: convert(block) for number, block in self.blocks.items()}
+        return Steadily(blocks, self.slowest, self.n_remeasured, self.n_left_out)
 
     def summary(self) -> str | None:
         """Say in one sentence what was disturbed; None if nothing was."""

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from common import say
-from peer_engines import LlamaCpp, OpenVino, Peer, Vllm
-from peer_process import PeerError
+from peer_engines import LlamaCpp, OpenVino, vllm_servers
 
 from autotune.bench.contest import Contender
+from autotune.serving_engines.interface import Deployment
+from autotune.serving_engines.process import ServerError
+from autotune.serving_engines.server import Server
 from engine.demo import demo_target_path
 from engine.pair import LoadedTarget
 
@@ -41,17 +43,17 @@ def add_places(options: argparse.ArgumentParser) -> None:
         )
 
 
-def configured_peers(arguments: argparse.Namespace, loaded: LoadedTarget) -> list[Peer]:
+def configured_peers(arguments: argparse.Namespace, loaded: LoadedTarget) -> list[Server]:
     """Return the engines whose places are given, in all their modes."""
     common: dict[str, Any] = {
         "threads": torch.get_num_threads(),
         "logs": arguments.records.parent / "peer-logs",
     }
-    peers: list[Peer] = []
+    peers: list[Server] = []
     if python := arguments.vllm_python:
         model = demo_target_path() if arguments.target == "demo" else Path(arguments.target)
         more = common | {"model": model, "dtype": loaded.ref.dtype, "max_tokens": MAX_TOKENS}
-        peers += [Vllm(mode, python=python, **more) for mode in Vllm.modes(python)]
+        peers += vllm_servers(python, Deployment(**more))
     if (python := arguments.openvino_python) and (model := arguments.openvino_model):
         more = common | {"model": model, "dtype": loaded.ref.dtype}
         peers += [OpenVino(mode, python=python, **more) for mode in ("plain", "n-gram")]
@@ -61,14 +63,14 @@ def configured_peers(arguments: argparse.Namespace, loaded: LoadedTarget) -> lis
     return peers
 
 
-def start(peers: Sequence[Peer], stack: ExitStack, skipped: dict[str, str]) -> list[Contender]:
+def start(peers: Sequence[Server], stack: ExitStack, skipped: dict[str, str]) -> list[Contender]:
     """Start the peers one after the other; the stack ends them."""
     for peer in peers:
         stack.callback(peer.stop)
         say(f"starting {peer.name}")
         try:
             peer.start()
-        except (PeerError, OSError) as error:
+        except (ServerError, OSError) as error:
             skipped[peer.name] = str(error)
             say(f"left out: {peer.name}: {error}")
             peer.stop()

@@ -20,10 +20,8 @@ from typing import Any
 
 import torch
 from common import DOMAINS, conditions, parser, publish, say
-from peer_engines import Peer
 from peer_figures import SPECULATIVE, domain_figures, overall_figures, speed_cell, speeds
 from peer_passes import pass_figures
-from peer_process import exit_on_signals
 from peer_records import PeerRecords
 from peer_setup import add_places, configured_peers, start, versions
 from peer_tables import tables
@@ -34,6 +32,8 @@ from autotune.bench.measuring import FLOOR, record_texts, served
 from autotune.progress import OnTerminal
 from autotune.prompts import read_prompts
 from autotune.sample import build_sample
+from autotune.serving_engines.process import interrupt_on_signals
+from autotune.serving_engines.server import Server
 from autotune.settings import Settings
 from engine.decoder import SpeculativeDecoder
 from engine.floor import measure_limits, work_of
@@ -57,7 +57,7 @@ class Domain:
 def main() -> None:
     """Measure and print."""
     arguments = read_options()
-    exit_on_signals()
+    interrupt_on_signals()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     progress = OnTerminal()
@@ -97,7 +97,7 @@ def time_domains(
     arguments: argparse.Namespace,
     loaded: LoadedTarget,
     domains: dict[str, Domain],
-    peers: Sequence[Peer],
+    peers: Sequence[Server],
     records: PeerRecords,
     skipped: dict[str, str],
     progress: OnTerminal,
@@ -221,7 +221,7 @@ def settings_of(
     arguments: argparse.Namespace,
     loaded: LoadedTarget,
     domains: dict[str, Domain],
-    peers: Sequence[Peer],
+    peers: Sequence[Server],
 ) -> dict[str, Any]:
     """Return everything the runs depend on."""
     return {

@@ -128,10 +128,12 @@ class SpeculativeDecoder:
             trust: Use the profile's tree in spite of differences.
 
         Raises:
-            SpectuneError: The profile or its models cannot be loaded.
+            SpectuneError: The profile was made on another engine, or it or its models cannot be
+                loaded.
         """
         if not isinstance(profile, Profile):
             profile = load(profile)
+        check_engine(profile)
         if loaded is None:
             loaded = load_target(
                 profile.target.id,
@@ -255,6 +257,20 @@ def facts(loaded: LoadedTarget, draft: DraftRef, sampling: Sampling) -> Facts:
         sampling=sampling,
         spectune=version("spectune"),
     )
+
+
+def check_engine(profile: Profile) -> None:
+    """Refuse a profile that was measured on another engine: it says nothing about this one.
+
+    Raises:
+        UsageError: It was.
+    """
+    if profile.server is not None:
+        raise UsageError(
+            f"this engine runs profiles made on it, but {profile.name} was made on "
+            f"{profile.engine} {profile.server.version}; see how to start that with: spectune "
+            f"export FILE --to {profile.engine}"
+        )
 
 
 def _fatal(profile: Profile, found: Facts) -> list[Mismatch]:

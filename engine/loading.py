@@ -122,6 +122,35 @@ def load_model(
     return LoadedModel(model, tokenizer, source.id, source.revision, source.path)
 
 
+@dataclass(frozen=True)
+class FoundModel:
+    """A model whose weights were not loaded.
+
+    Attributes:
+        id, revision, path: As of a loaded model; of a hub id the path has the config alone.
+        config: Its configuration.
+        tokenizer: Its tokenizer.
+    """
+
+    id: str
+    revision: str | None
+    path: Path
+    config: Any
+    tokenizer: Any
+
+
+def find_model(
+    name: str,
+    *,
+    trust_remote_code: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> FoundModel:
+    """Find a model and load its config and tokenizer; arguments and errors as `load_model`."""
+    source = _locate(name, trust_remote_code, progress or (lambda message: None))
+    config = _load_config(source)
+    return FoundModel(source.id, source.revision, source.path, config, _load_tokenizer(source))
+
+
 def _locate(name: str, trust_remote_code: bool, report: Callable[[str], None]) -> _Source:
     """Find out what a name stands for, and refuse folders that hold no model."""
     if name == "demo":

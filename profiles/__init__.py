@@ -27,6 +27,7 @@ from .probe import ProbedValue
 from .recheck import Recheck
 from .schema import SCHEMA_VERSION, Profile
 from .seal import is_sealed, sealed
+from .server import ServerRun
 from .serving import Calibration, GuardSettings, PathTable, Serving
 from .strict import format_validation_error, validated
 from .summaries import (
@@ -76,6 +77,7 @@ __all__ = [
     "Sampling",
     "Score",
     "SearchSummary",
+    "ServerRun",
     "Serving",
     "SpectuneError",
     "Speedup",

@@ -9,12 +9,14 @@ from .errors import SpectuneError
 from .io import PathLike, load
 from .match import Facts, compare
 from .schema import Profile
+from .server import EngineName
 
 _ENDINGS = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
+    engine: EngineName
     target: TargetRef | str | None
     device: Device | None
     domain: str | None
@@ -28,6 +30,7 @@ def find(
     device: Device | None = None,
     domain: str | None = None,
     sampling: Sampling | None = None,
+    engine: EngineName = "spectune",
 ) -> Profile:
     """Return the profile of a folder that fits; the newest, where several are made alike.
 
@@ -40,13 +43,14 @@ def find(
         device: The device to decode on.
         domain: The domain's name.
         sampling: How tokens will be drawn.
+        engine: What will decode; a profile made on one engine says nothing about another.
 
     Raises:
         SpectuneError: Nothing fits, with one sentence for each candidate, or profiles of several
             domains or samplings fit and none of them was asked for.
     """
     candidates = _candidates(folder)
-    wanted = _Wanted(target, device, domain, sampling)
+    wanted = _Wanted(engine, target, device, domain, sampling)
     fitting: list[tuple[Path, Profile]] = []
     reasons: list[str] = []
     for path in candidates:
@@ -86,6 +90,8 @@ def _candidates(folder: PathLike) -> list[Path]:
 
 def _why_not(profile: Profile, wanted: _Wanted) -> str | None:
     """Name the first thing in which a profile is not what is wanted; None if it fits."""
+    if profile.engine != wanted.engine:
+        return f"engine: {profile.engine} in the profile, {wanted.engine} wanted"
     if isinstance(wanted.target, str) and profile.target.id != wanted.target:
         return f"target.id: {profile.target.id} in the profile, {wanted.target} wanted"
     if wanted.domain is not None and profile.domain.name != wanted.domain:

@@ -11,6 +11,7 @@ from .deployment import Device, Domain, DraftRef, Sampling, Sha256, TargetRef
 from .evidence import Alternative, Evidence
 from .probe import ProbedValue
 from .recheck import Recheck
+from .server import EngineName, ServerRun
 from .serving import Calibration, GuardSettings, Serving
 from .strict import Items, StrictModel, Text, broken_rule
 from .summaries import CostModelSummary, CostTable, JobSummary, Noise, SearchSummary
@@ -38,6 +39,10 @@ class Profile(StrictModel):
     name: Text = Field(description="short name of the profile")
     created: Time = Field(description="when the tuning ended, with its zone")
     spectune: Text = Field(description="version of spectune that wrote it")
+    engine: EngineName = Field(default="spectune", description="what it was measured on")
+    server: ServerRun | None = Field(
+        default=None, description="how that engine was run; for other engines than our own"
+    )
     target: TargetRef = Field(description="the model whose text is produced")
     draft: DraftRef = Field(description="what proposes tokens; the one tried where it lost")
     device: Device = Field(description="where it was measured")
@@ -89,6 +94,13 @@ class Profile(StrictModel):
             cost_model = CostModelSummary(reference_ms=reference_ms, tables=[verify])
         calibration = self.calibration if self.adaptive else None
         return Serving(cost_model, self.guard or GuardSettings(), calibration)
+
+    @model_validator(mode="after")
+    def _other_engines_are_described(self) -> Self:
+        if (self.engine == "spectune") != (self.server is None):
+            rule = "it must be given for other engines than spectune, and for them alone"
+            raise broken_rule(f"{rule}; add or remove it, or correct engine", at=("server",))
+        return self
 
     @model_validator(mode="after")
     def _decision_is_backed(self) -> Self:

@@ -1,193 +1,42 @@
 """The peers of the benchmark: their processes, their answers, and the figures made of them."""
 
-import json
-import os
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
-from peer_engines import HttpPeer, OpenVino, Vllm, llama_answer, streamed_tokens, timed_stream
+from peer_engines import OpenVino, llama_answer, vllm_servers
 from peer_figures import SPECULATIVE, domain_figures, overall_figures, pool, speed_cell
 from peer_passes import pass_figures
-from peer_process import PeerError, PeerProcess
 from peer_records import PeerRecords
 from peer_tables import tables
 
 from autotune.bench.contenders import GENERATE, PLAIN_NAME
 from autotune.bench.contest import Runs
 from autotune.bench.measuring import FLOOR
+from autotune.serving_engines.interface import Deployment
+from autotune.serving_engines.process import ServerError
 from engine.pair import load_draft, load_target
 from engine.timing import TimedText
 from engine.trace import Trace
+from fake_vllm import make_environment
 from pairs import save_noisy_copy, save_target
 
-FAMILY = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-print(child.pid, flush=True)
-time.sleep(600)
-"""
 
-ECHO = "import sys\nfor line in sys.stdin: print(line.strip()[::-1], flush=True)"
-
-OWNER = """
-import sys, time
-from contextlib import ExitStack
-from pathlib import Path
-from peer_process import PeerProcess, exit_on_signals
-exit_on_signals()
-with ExitStack() as stack:
-    code = "import time; time.sleep(600)"
-    peer = PeerProcess([sys.executable, "-c", code], {}, Path(sys.argv[1]))
-    stack.callback(peer.stop)
-    with peer.awake():
-        pass
-    print(peer.pid, flush=True)
-    time.sleep(600)
-"""
-
-SERVER = """
-import http.server, json, sys
-class Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.0"
-    def do_GET(self):
-        self.send_response(200); self.end_headers()
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if body["prompt"] == [13]:
-            self.send_response(400); self.end_headers(); self.wfile.write(b"unlucky"); return
-        self.send_response(200); self.end_headers()
-        for i in range(body["max_tokens"]):
-            piece = {"choices": [{"token_ids": [100 + i]}]}
-            self.wfile.write(b"data: " + json.dumps(piece).encode() + bytes([10, 10]))
-        self.wfile.write(b"data: [DONE]")
-    def log_message(self, *_): pass
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
-"""
-
-
-def process(code: str, tmp_path: Path, *, piped: bool = False) -> PeerProcess:
-    return PeerProcess([sys.executable, "-c", code], {}, tmp_path / "log", piped=piped)
-
-
-def wait_for_status(pid: int, *wanted: str) -> None:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if psutil.Process(pid).status() in wanted:
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{pid} is {psutil.Process(pid).status()}")
-
-
-def test_a_sleeping_process_and_its_children_stand_still_and_end_with_stop(
-    tmp_path: Path,
-) -> None:
-    family = process(FAMILY, tmp_path, piped=True)
-    try:
-        child = int(family.read_line())
-        with family.awake():
-            wait_for_status(child, psutil.STATUS_SLEEPING, psutil.STATUS_RUNNING)
-        for pid in (family.pid, child):
-            wait_for_status(pid, psutil.STATUS_STOPPED)
-    finally:
-        family.stop()
-    for pid in (family.pid, child):
-        assert not psutil.pid_exists(pid) or (
-            psutil.Process(pid).status() == psutil.STATUS_ZOMBIE  # nobody's child here
-        )
-    family.stop()  # a second time does nothing
-
-
-def test_children_end_even_if_their_parent_has_ended_before(tmp_path: Path) -> None:
-    family = process(FAMILY, tmp_path, piped=True)
-    child = int(family.read_line())
-    with family.awake():
-        psutil.Process(family.pid).kill()
-    family.stop()
-    assert not psutil.pid_exists(child) or (psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
-
-
-def test_lines_go_to_a_worker_and_back_only_while_it_runs(tmp_path: Path) -> None:
-    worker = process(ECHO, tmp_path, piped=True)
-    try:
-        with worker.awake():
-            assert worker.ask("abc", timeout_s=30).strip() == "cba"
-        with pytest.raises(PeerError, match="no answer"):
-            worker.ask("abc", timeout_s=0.05)
-    finally:
-        worker.stop()
-
-
-def test_a_process_that_ends_is_reported_with_the_last_thing_it_said(tmp_path: Path) -> None:
-    dying = process("import sys; print('out of luck', file=sys.stderr); sys.exit(3)", tmp_path)
-    with pytest.raises(PeerError, match="code 3: out of luck"):
-        dying.wait_until(lambda: False, timeout_s=30)
-    dying.stop()
-    slow = process("import time; time.sleep(600)", tmp_path)
-    with pytest.raises(PeerError, match="not ready after 0 s"):
-        slow.wait_until(lambda: False, timeout_s=0)
-    slow.stop()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_interrupted_benchmark_leaves_no_process_behind(
-    tmp_path: Path, number: signal.Signals
-) -> None:
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(tmp_path / "log")],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+def test_vllm_competes_in_the_modes_its_environment_offers(tmp_path: Path) -> None:
+    python = make_environment(tmp_path / "environment")
+    common = Deployment(
+        model=tmp_path, dtype="float32", threads=1, max_tokens=64, logs=tmp_path / "logs"
     )
-    assert owner.stdout is not None
-    peer = int(owner.stdout.readline())
-    owner.send_signal(number)
-    assert owner.wait(60) != 0
-    owner.stdout.close()
-    assert not psutil.pid_exists(peer)
-
-
-class FakeServer(Vllm):
-    """A server in this Python that answers as vLLM does."""
-
-    def _launch(self) -> PeerProcess:
-        command = [sys.executable, "-c", SERVER, str(self._port)]
-        return PeerProcess(command, {}, self._log)
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[HttpPeer]:
-    peer = FakeServer(
-        "plain",
-        python=Path(sys.executable),
-        model=tmp_path,
-        dtype="bfloat16",
-        threads=1,
-        max_tokens=64,
-        logs=tmp_path,
-    )
+    servers = vllm_servers(python, common)
+    assert [server.name for server in servers] == ["vLLM plain", "vLLM n-gram"]
     try:
-        peer.start()
-        yield peer
+        for server in servers:
+            server.start()
+            with server.awake():
+                assert server.run(Trace("a", [1, 2], [0] * 3)).n_tokens == 3
     finally:
-        peer.stop()
-
-
-def test_a_server_answers_with_as_many_tokens_as_asked_and_its_errors_are_told(
-    server: HttpPeer,
-) -> None:
-    with server.awake():
-        run = server.run(Trace("a", [1, 2], [0] * 3))
-        assert run.token_ids == (100, 101, 102)
-        assert run.n_first == 1
-        assert 0 < run.decode_s < run.total_s
-        with pytest.raises(PeerError, match="400.*unlucky"):
-            server.run(Trace("a", [13], [0]))
+        for server in servers:
+            server.stop()
 
 
 def test_a_peer_that_cannot_start_can_be_stopped(tmp_path: Path) -> None:
@@ -199,34 +48,9 @@ def test_a_peer_that_cannot_start_can_be_stopped(tmp_path: Path) -> None:
         threads=1,
         logs=tmp_path,
     )
-    with pytest.raises(PeerError, match="openvino|ended"):
+    with pytest.raises(ServerError, match="openvino|ended"):
         peer.start()
     peer.stop()
-
-
-def test_a_stream_is_cut_into_tokens() -> None:
-    lines = [
-        b": ping\n",
-        b'data: {"choices": [{"token_ids": [5, 6], "text": "x"}]}\n',
-        b"\n",
-        b'data: {"choices": [{"token_ids": []}]}\n',
-        b'data: {"choices": [{"token_ids": [7]}]}\n',
-        b"data: [DONE]\n",
-        b'data: {"choices": [{"token_ids": [8]}]}\n',
-    ]
-    assert list(streamed_tokens(lines)) == [[5, 6], [], [7]]
-    run = timed_stream(time.perf_counter(), streamed_tokens(lines))
-    assert run.token_ids == (5, 6, 7)
-    assert run.n_first == 2
-
-
-@pytest.mark.parametrize(
-    ("piece", "reason"),
-    [({"error": {"message": "full"}}, "full"), ({"choices": [{"text": "x"}]}, "no token ids")],
-)
-def test_a_stream_without_tokens_is_refused(piece: dict[str, object], reason: str) -> None:
-    with pytest.raises(PeerError, match=reason):
-        list(streamed_tokens([b"data: " + json.dumps(piece).encode()]))
 
 
 def test_llama_cpp_tells_when_the_first_token_was_there() -> None:

@@ -117,9 +117,13 @@ def certainty(profile: Profile) -> str:
     )
 
 
-def commands(path: Path) -> list[tuple[str, str]]:
+def commands(profile: Profile, path: Path) -> list[tuple[str, str]]:
     """Return what to type to use the profile at `path`: a purpose and a command each."""
     name = shlex.quote(path.name)
+    if profile.server is not None:
+        return [
+            ("How to start the server", f"spectune export {name} --to {profile.engine}"),
+        ]
     return [
         ("Decode", f"spectune run {name} --prompt TEXT"),
         (

@@ -15,7 +15,6 @@ from ..texts import KeptText, save_texts, texts_path
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ..job import Job
     from ..tracing import Conversation
 
     Kept = Mapping[str, Sequence[Conversation]]
@@ -27,7 +26,7 @@ def report_path(out: Path) -> Path:
 
 
 def write_job_report(
-    job: "Job",
+    tokenizer: "PreTrainedTokenizerBase",
     profile: Profile,
     measurements: Measurements,
     kept: "Kept",
@@ -37,8 +36,8 @@ def write_job_report(
     """Write the report beside the profile, or say why there is none.
 
     Args:
-        job: The job.
-        profile: Its profile, as written.
+        tokenizer: Of the target.
+        profile: The job's profile, as written.
         measurements: Its measurements, as written.
         kept: Conversations whose text is kept, by part of the sample.
         out: Where the profile lies.
@@ -50,7 +49,7 @@ def write_job_report(
     try:
         from .page import write_report
 
-        texts = list(_texts(kept, job.loaded.tokenizer))
+        texts = list(_texts(kept, tokenizer))
         if texts:
             save_texts(texts, texts_path(out))
         write_report(profile, measurements, out, path, texts)

@@ -15,7 +15,7 @@ def checklist(profile: Profile) -> list[tuple[str, str]]:
     )
     return [
         ("baseline", plain_label(profile)),
-        ("batch size", "1"),
+        ("batch size", str(profile.server.concurrency if profile.server else 1)),
         ("data", data),
         ("tree", tree_in_words(profile.tree)),
     ]
@@ -24,6 +24,7 @@ def checklist(profile: Profile) -> list[tuple[str, str]]:
 def circumstances(profile: Profile) -> list[tuple[str, str]]:
     """Return what else the result depends on, and how well it is known."""
     rows = (
+        ("engine", engine_label(profile)),
         ("target", f"{profile.target.id} ({profile.target.dtype})"),
         ("draft", draft_label(profile)),
         ("serving", serving_label(profile)),
@@ -40,11 +41,20 @@ def circumstances(profile: Profile) -> list[tuple[str, str]]:
     return [(key, value) for key, value in rows if value is not None]
 
 
+def engine_label(profile: Profile) -> str | None:
+    """Return another engine than our own in words."""
+    if profile.server is None:
+        return None
+    at_once = f"{profile.server.concurrency} requests at once, prefix cache off"
+    return f"{profile.engine} {profile.server.version}, {at_once}"
+
+
 def plain_label(profile: Profile) -> str:
     """Return the speed of the baseline, in words."""
     evidence = judged_evidence(profile)
     if evidence is None:
-        return "plain decoding on this engine; no tree was judged against it on the holdout"
+        engine = "this engine" if profile.server is None else profile.engine
+        return f"plain decoding on {engine}; no tree was judged against it on the holdout"
     text = f"{evidence.baseline}; {evidence.plain_tokens_per_s:.1f} tokens/s"
     over_generate = evidence.plain_over_transformers_generate
     if over_generate is not None:
@@ -71,7 +81,7 @@ def draft_label(profile: Profile) -> str:
 
 def serving_label(profile: Profile) -> str | None:
     """Return how the tree is served and what it may lose, in words."""
-    if profile.evidence is None:
+    if profile.evidence is None or profile.server is not None:
         return None
     guard = profile.guard or GuardSettings()
     loss = f"a request may lose the time of {guard.allowance_tokens:g} plain tokens, not more"

@@ -77,7 +77,7 @@ def page(
         draft=draft_name(profile),
         headline=headline(profile),
         certainty=certainty(profile),
-        commands=commands(profile_path),
+        commands=commands(profile, profile_path),
         checklist=checklist(profile),
         circumstances=circumstances(profile),
         judged=judged_rows(profile),

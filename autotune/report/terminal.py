@@ -42,7 +42,7 @@ def print_profile(
     console.print(Text(headline(profile), style="bold"))
     console.print(certainty(profile))
     console.print()
-    console.print(_listed(commands(path)))
+    console.print(_listed(commands(profile, path)))
     console.print()
     console.print(_listed([*checklist(profile), *circumstances(profile)]))
     if was_corrected(profile):

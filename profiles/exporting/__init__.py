@@ -99,9 +99,14 @@ def export(profile: Profile, engine: str, *, chain: bool = False) -> Export:
         choice = own_chain(profile) if chain else own_tree(profile)
         check_runnable(choice, engine, rules.drafts)
         tree, evidence = choice.tree, choice.evidence
-        comments += comment.proof(tree, evidence, adaptive=profile.adaptive)
+        comments += comment.proof(profile, tree, evidence)
         comments += comment.dropped(profile, title)
         body = rules.write(choice)
-    lines = [comment.one_line(line) for line in [*comments, *body.usage, comment.unproven(title)]]
+    if profile.server is not None and profile.engine == engine:
+        body.usage.append(vllm.started_as_measured(profile, body.settings))
+    lines = [
+        comment.one_line(line)
+        for line in [*comments, *body.usage, comment.standing(profile, engine, title)]
+    ]
     text = "".join(f"# {line}\n" for line in lines) + body.text
     return Export(engine, tree, evidence, lines, body.settings, text)

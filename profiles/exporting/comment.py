@@ -14,20 +14,21 @@ def provenance(profile: Profile, title: str, version: str) -> list[str]:
     return [
         f"{title} settings from the spectune profile {profile.name} of {profile.created:%Y-%m-%d}",
         f"written by the rules of {title} {version}",
-        f"measured on: spectune {profile.spectune}, its own engine, batch 1",
+        f"measured on: {_engine(profile)}",
         f"device: {_device(profile.device)}",
         f"target: {target}; draft: {_draft(profile.draft)}",
         f"domain: {profile.domain.name}, {_sampling(profile.sampling)}",
     ]
 
 
-def proof(tree: TreeConfig, evidence: Evidence, *, adaptive: bool) -> list[str]:
+def proof(profile: Profile, tree: TreeConfig, evidence: Evidence) -> list[str]:
     """Give the figures of the exported tree and what they are compared with."""
-    speedup, with_adaptive = evidence.speedup, ", with adaptive drafting" * adaptive
+    speedup, where = evidence.speedup, _where(profile)
+    with_adaptive = ", with adaptive drafting" * profile.adaptive
     return [
         f"tree: {tree.label()}, {evidence.tau:.3g} tokens per round, {evidence.break_even_tau:.3g}"
         " to break even",
-        f"baseline on spectune's engine: {evidence.baseline}",
+        f"baseline on {where}: {evidence.baseline}",
         f"speedup there{with_adaptive}: {speedup.ratio:.3g}x, at least {speedup.low:.3g}x at "
         f"{100 * speedup.confidence:.3g} % confidence on {speedup.prompts} held-out prompts",
     ]
@@ -36,7 +37,7 @@ def proof(tree: TreeConfig, evidence: Evidence, *, adaptive: bool) -> list[str]:
 def no_proof(profile: Profile) -> list[str]:
     """Say why a plain profile exports as no speculation at all."""
     return [
-        f"baseline on spectune's engine: {BASELINE_OF_PLAIN}",
+        f"baseline on {_where(profile)}: {BASELINE_OF_PLAIN}",
         f"decision: plain. {profile.reason}",
         "do not enable speculation: start the engine without any draft",
     ]
@@ -44,6 +45,8 @@ def no_proof(profile: Profile) -> list[str]:
 
 def dropped(profile: Profile, title: str) -> list[str]:
     """Name what the profile does at run time and the engine does not."""
+    if profile.server is not None:
+        return []  # it served fixed chains, unguarded
     adaptive = "adaptive drafting (every round has the whole tree there) and " * profile.adaptive
     draft = profile.draft
     lines = [
@@ -65,8 +68,13 @@ def dropped(profile: Profile, title: str) -> list[str]:
     return lines
 
 
-def unproven(title: str) -> str:
-    """Say that a measurement on our engine is none on theirs."""
+def standing(profile: Profile, engine: str, title: str) -> str:
+    """Say that a measurement on one engine is none on another."""
+    if profile.server is not None and profile.engine == engine:
+        return (
+            f"measured on {title} {profile.server.version} with prefix caches off: another "
+            "version, device or traffic is to be measured again"
+        )
     return f"unproven on {title} until re-measured"
 
 
@@ -80,6 +88,19 @@ def shortest_match(draft: DraftRef) -> list[str]:
 def one_line(text: str) -> str:
     """Replace line breaks and all else unprintable by spaces: no name can end a comment."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def _where(profile: Profile) -> str:
+    return "spectune's engine" if profile.server is None else profile.engine
+
+
+def _engine(profile: Profile) -> str:
+    if profile.server is None:
+        return f"spectune {profile.spectune}, its own engine, batch 1"
+    version, at_once = profile.server.version, profile.server.concurrency
+    return (
+        f"{profile.engine} {version}, {at_once} requests at once, by spectune {profile.spectune}"
+    )
 
 
 def _device(device: Device) -> str:

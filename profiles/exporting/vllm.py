@@ -6,6 +6,8 @@ vLLM drafts in chains only: `num_speculative_tokens` is our depth, which is our 
 import json
 from typing import Any
 
+from ..deployment import DraftRef
+from ..schema import Profile
 from .body import Body, command, yaml_text
 from .choice import Choice
 
@@ -13,9 +15,8 @@ VERSION = "0.33.0"
 METHODS = {"eagle3": "eagle3", "model": "draft_model", "lookup": "ngram", "suffix": "suffix"}
 
 
-def write(choice: Choice) -> Body:
-    """Write a chain for vLLM."""
-    draft = choice.draft
+def speculative_config(draft: DraftRef, depth: int) -> dict[str, Any]:
+    """Return vLLM's `speculative_config` of a draft with a chain of `depth` tokens."""
     config: dict[str, Any] = {"method": METHODS[draft.kind]}
     if draft.kind == "lookup":
         config |= {"prompt_lookup_min": draft.min_match, "prompt_lookup_max": draft.max_match}
@@ -24,7 +25,12 @@ def write(choice: Choice) -> Body:
             config["suffix_decoding_max_cached_requests"] = 0
     else:
         config["model"] = draft.id
-    config["num_speculative_tokens"] = choice.tree.depth
+    return config | {"num_speculative_tokens": depth}
+
+
+def write(choice: Choice) -> Body:
+    """Write a chain for vLLM."""
+    config = speculative_config(choice.draft, choice.tree.depth)
     usage = [
         "as a flag: " + command("--speculative-config", json.dumps(config)),
         f"start it: {command('vllm', 'serve', choice.profile.target.id, '--config', 'FILE.yaml')}",
@@ -35,3 +41,18 @@ def write(choice: Choice) -> Body:
 def off(target: str) -> Body:
     """Return the settings of a server without speculation: none."""
     return Body({}, "{}\n", [f"start it: {command('vllm', 'serve', target)}"])
+
+
+def started_as_measured(profile: Profile, config: dict[str, Any]) -> str:
+    """Return the command of the server that a profile made on vLLM was measured with.
+
+    Args:
+        profile: Such a profile.
+        config: Its `speculative_config`; empty for none.
+    """
+    assert profile.server is not None  # noqa: S101 - the caller has looked
+    words = [f"{name}={value}" for name, value in profile.server.environment.items()]
+    words += ["vllm", "serve", profile.target.id, *profile.server.arguments]
+    if config:
+        words += ["--speculative-config", json.dumps(config)]
+    return f"as it was measured: {command(*words)}"

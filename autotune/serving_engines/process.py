@@ -4,7 +4,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,23 +17,23 @@ STOP_S = 10.0
 """Seconds a process gets to end before it is killed."""
 
 
-class PeerError(SpectuneError):
-    """A peer could not be started, or did not answer."""
+class ServerError(SpectuneError):
+    """A server could not be started, or did not answer."""
 
 
-def exit_on_signals() -> None:
-    """Turn signals into a normal exit, so that every process is cleaned up.
+def interrupt_on_signals() -> None:
+    """Turn signals that end a process into KeyboardInterrupt, so that all its servers are ended.
 
-    SIGINT is among them, as a benchmark started in the background ignores it otherwise.
+    SIGINT is among them, as a job started in the background ignores it otherwise.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+        signal.signal(number, signal.default_int_handler)
 
 
-class PeerProcess:
+class ServerProcess:
     """A process and its children.
 
-    They stay in the process group of the benchmark, so that whoever pauses every other group to
+    They stay in the process group of this job, so that whoever pauses every other group to
     measure in peace does not pause them.
 
     Args:
@@ -80,33 +79,35 @@ class PeerProcess:
         """Wait until it is ready.
 
         Raises:
-            PeerError: It ended before, or took too long.
+            ServerError: It ended before, or took too long.
         """
         deadline = time.monotonic() + timeout_s
         while not ready():
             if self._popen.poll() is not None:
                 raise self._ended()
             if time.monotonic() > deadline:
-                raise PeerError(f"it was not ready after {timeout_s:.0f} s: {self.last_line()}")
+                raise ServerError(f"it was not ready after {timeout_s:.0f} s: {self.last_line()}")
             time.sleep(0.2)
 
     def has_line(self) -> bool:
         """Tell whether a line can be read from a piped process, or that it has ended."""
+        assert self._popen.stdout is not None  # noqa: S101 - piped
         return bool(select.select([self._popen.stdout], [], [], 0)[0])
 
     def ask(self, line: str, timeout_s: float) -> str:
         """Write a line to a piped process and return the line it answers.
 
         Raises:
-            PeerError: It ended, or took too long.
+            ServerError: It ended, or took too long.
         """
         assert self._popen.stdin is not None  # noqa: S101 - piped
+        assert self._popen.stdout is not None  # noqa: S101 - piped
         try:
             self._popen.stdin.write(line.encode() + b"\n")
         except BrokenPipeError:
             raise self._ended() from None
         if not select.select([self._popen.stdout], [], [], timeout_s)[0]:
-            raise PeerError(f"it gave no answer in {timeout_s:.0f} s: {self.last_line()}")
+            raise ServerError(f"it gave no answer in {timeout_s:.0f} s: {self.last_line()}")
         return self.read_line()
 
     def read_line(self) -> str:
@@ -135,10 +136,10 @@ class PeerProcess:
             if pipe is not None:
                 pipe.close()
 
-    def _ended(self) -> PeerError:
+    def _ended(self) -> ServerError:
         with suppress(subprocess.TimeoutExpired):
             self._popen.wait(STOP_S)
-        return PeerError(f"it ended with code {self._popen.returncode}: {self.last_line()}")
+        return ServerError(f"it ended with code {self._popen.returncode}: {self.last_line()}")
 
     def _signal(self, number: signal.Signals) -> None:
         """Send a signal to the process, its children, and those that have outlived it."""
