@@ -112,13 +112,20 @@ def _add_tune(subparsers: Subparsers) -> None:
         "--backend-args",
         default="",
         metavar="ARGS",
-        help="further arguments of its servers, in one text such as --backend-args='--enforce-eager'",
+        help="further arguments of its servers in one text, such as "
+        "--backend-args='--enforce-eager'",
     )
     serving.add_argument(
         "--concurrency", type=int, metavar="N", help="requests served at once (default: 1)"
     )
     command.add_argument(
         "--storage", help="Optuna URL of the study (default: a journal file beside the profile)"
+    )
+    command.add_argument(
+        "--study",
+        metavar="NAME",
+        help="name of a study in --storage to share: run the same command on several machines or "
+        "GPUs of one kind, and each measures a part of it",
     )
     command.add_argument(
         "--resume",

@@ -70,6 +70,7 @@ def tune(arguments: argparse.Namespace) -> None:
             keep_text=arguments.keep_text,
             storage=arguments.storage,
             resume=arguments.resume,
+            study=arguments.study,
             budget_s=budget_s,
             progress=progress,
         )

@@ -1,6 +1,7 @@
 """Step 5, second half: the study of measured trees, begun or gone on with."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from .candidates import Candidate, best_chain, best_shallow
 from .job import Job
@@ -8,6 +9,8 @@ from .predicting import Predictor
 from .progress import Silent
 from .racing import ForcedTrack, contenders
 from .search import MeasuredStudy
+from .shared_study import SharedStudy
+from .sharing import Alone, Workers
 from .study_files import StudyHome
 from .tracing import Conversation
 
@@ -18,6 +21,7 @@ def measure_trees(
     predicted: Sequence[Candidate],
     texts: Sequence[Conversation],
     home: StudyHome,
+    workers: Alone,
     progress: Silent,
 ) -> list[Candidate]:
     """Measure the most promising trees on tune prompts; chain and shallow tree to the end.
@@ -26,15 +30,7 @@ def measure_trees(
         SpectuneError: The storage cannot be used.
     """
     settings = job.settings
-    study = MeasuredStudy(
-        job.spaces,
-        predictor.predict,
-        storage=home.storage,
-        name=job.study_name,
-        facts=job.identity,
-        seed=settings.seed,
-        resume=home.resume,
-    )
+    study = _study(job, predictor, home, workers)
     if home.resume:
         progress.say(_resumed(study, home.label))
     first = contenders(predicted, job.spaces, predictor, job.variant_of)
@@ -49,6 +45,20 @@ def measure_trees(
             "with --resume goes on from there."
         )
         raise
+
+
+def _study(job: Job, predictor: Predictor, home: StudyHome, workers: Alone) -> MeasuredStudy:
+    """Return the job's own study, or its part in one with other workers."""
+    common: dict[str, Any] = {
+        "spaces": job.spaces,
+        "predict": predictor.predict,
+        "storage": home.storage,
+        "facts": job.identity,
+        "seed": job.settings.seed,
+    }
+    if isinstance(workers, Workers):
+        return SharedStudy(workers, job.loaded.target.device, name=home.study, **common)
+    return MeasuredStudy(**common, name=job.study_name, resume=home.resume)
 
 
 def _resumed(study: MeasuredStudy, label: str) -> str:

@@ -1,10 +1,12 @@
 """The main job, from prompts to a proven profile. The file to read first."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from profiles import JobSummary, Profile, check_writable, measurements_path
-from profiles.errors import SpectuneError
+from profiles.errors import SpectuneError, UsageError
 
 from .costing import measure_costs
 from .job import Models, look_again, prepare
@@ -17,11 +19,12 @@ from .proving import choose_rungs, prove
 from .report.job_report import report_path, write_job_report
 from .serving import choose_serving
 from .settings import Settings
+from .sharing import FINISH, workers_of
 from .study_files import study_home, study_path
 from .texts import texts_path
 from .tracing import Conversation, flatten, record_answers
 from .variants import with_variants
-from .writing import build_measurements, build_profile, save_all
+from .writing import PROFILE, build_measurements, build_profile, save_all, write_theirs
 
 MIN_ANSWER = 6
 """Tokens below which an answer leaves no round to time."""
@@ -37,6 +40,7 @@ def tune(
     keep_text: bool = False,
     storage: str | None = None,
     resume: bool = False,
+    study: str | None = None,
     budget_s: float | None = None,
     progress: Silent | None = None,
 ) -> Profile:
@@ -51,6 +55,8 @@ def tune(
         keep_text: Keep prompts and answers, in files that only their owner can read.
         storage: Optuna URL of the study; a journal file beside the profile by default.
         resume: Go on with the study that a stopped job of the same inputs left.
+        study: Name of a study in `storage` that several workers share: each measures a part of
+            it, one of them finishes it, and all of them write its profile.
         budget_s: Seconds that the job's plan must fit; counts are cut to that end.
         progress: Told what is being done.
 
@@ -64,12 +70,22 @@ def tune(
     for path in (out, measurements_path(out), study_path(out), report_path(out), texts_path(out)):
         check_writable(path)
     watch = Stopwatch()
+    if study is not None and budget_s is not None:
+        raise UsageError(
+            "the workers of a study must measure the same, but a budget cuts each one's counts by "
+            "its own pace; leave it out, and give counts such as --trials instead"
+        )
 
-    with study_home(out, storage, resume=resume) as home:
+    with study_home(out, storage, resume=resume, study=study) as home, ExitStack() as finishing:
+        workers = workers_of(home, progress)
         with watch.step("prepare"):  # 1, 2: sample, models, device
             job = prepare(models, prompts, domain, settings, progress)
             pace = first_pace(job)
         job, planned = agree(job, pace, watch.seconds, budget_s, progress)
+        workers.join(job.identity)
+        timing = partial(workers.alone_on, job.loaded.target.device)
+        if workers.is_done(FINISH):
+            return write_theirs(workers, out, progress)
 
         with watch.step("trace"):  # 3: the target's own text
             texts = record_answers(job, job.sample.tune, progress, "Tracing")
@@ -84,20 +100,23 @@ def tune(
             job = with_variants(job)
 
         known = flatten(texts[: job.settings.n_replay])
-        with watch.step("cost"):  # 4: what a round costs here
+        with watch.step("cost"), timing():  # 4: what a round costs here
             costs = measure_costs(job, known, progress)
 
         with watch.step("search"):  # 5: every tree predicted, the best ones measured
             predictor = Predictor(job, known, costs)
             predicted = predictor.predict_all(progress)
-            measured = measure_trees(job, predictor, predicted, texts, home, progress)
+            measured = measure_trees(job, predictor, predicted, texts, home, workers, progress)
 
-        with watch.step("serving"):  # fixed or adaptive, and the guard's limits
+        if not finishing.enter_context(workers.once(FINISH)):  # one of them does the rest
+            return write_theirs(workers, out, progress)
+
+        with watch.step("serving"), timing():  # fixed or adaptive, and the guard's limits
             rungs = choose_rungs(measured)
             rest = (texts[job.settings.n_replay :] or texts)[: job.settings.n_race]
             servings = choose_serving(job, rungs, costs, known, rest, progress)
 
-        with watch.step("holdout"):  # 6: the proof, on prompts the search never saw
+        with watch.step("holdout"), timing():  # 6: the proof, on prompts the search never saw
             proof = prove(job, rungs, servings, unseen, progress) if rungs and unseen else None
 
         took = JobSummary(
@@ -108,6 +127,7 @@ def tune(
         )
         measurements = build_measurements(job, costs, predictor, predicted, measured, proof)
         save_all(profile, measurements, home, out)
+        workers.keep(FINISH, PROFILE, profile.model_dump(mode="json"))
     kept = {"tune": texts, "holdout": unseen} if keep_text else {}
     write_job_report(job.loaded.tokenizer, profile, measurements, kept, out, progress)
     progress.say(watch.text())

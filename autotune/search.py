@@ -74,7 +74,7 @@ class MeasuredStudy:
         self._seed = seed
         with _explained(storage):
             self._storage = _open(storage)
-            self._study = _create(self._storage, name, seed, resume)
+            self._study = self._open_study(name, resume)
             self.differences = _differences(self._storage, self._study, facts or {})
             for key, value in (facts or {}).items():
                 self._study.set_user_attr(key, value)
@@ -135,6 +135,13 @@ class MeasuredStudy:
             n_next = N_PROPOSALS
         return self.candidates
 
+    def _open_study(self, name: str, resume: bool) -> optuna.Study:
+        return _create(self._storage, name, self._seed, resume)
+
+    def _is_new(self, point: Point, trial: Trial) -> bool:
+        """Tell whether a tree that a trial proposes is still to be measured."""
+        return point not in self._measured
+
     def _ask(self, n: int) -> dict[Point, Trial]:
         """Return up to `n` trials of trees that were not measured yet."""
         batch: dict[Point, Trial] = {}
@@ -144,7 +151,7 @@ class MeasuredStudy:
                 trial = self._study.ask()
             trial.set_user_attr("worker", _worker())
             point = self._proposal(trial)
-            if point not in self._measured and point not in batch:
+            if point not in batch and self._is_new(point, trial):
                 batch[point] = trial
                 self._describe(trial, *point)
                 continue

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from profiles.errors import SpectuneError
+from profiles.errors import SpectuneError, UsageError
 
 
 def study_path(out: Path) -> Path:
@@ -33,25 +33,46 @@ class StudyHome:
         storage: Optuna URL, or path of a journal file.
         resume: Whether to go on with a study that lies there.
         label: How a profile names it.
+        study: Name of a study that several workers share; None for a job's own.
     """
 
     storage: str | Path
     resume: bool
     label: str
+    study: str | None = None
 
 
 @contextmanager
-def study_home(out: Path, storage: str | None, *, resume: bool) -> Iterator[StudyHome]:
+def study_home(
+    out: Path, storage: str | None, *, resume: bool, study: str | None = None
+) -> Iterator[StudyHome]:
     """Hold the place of a job's study; no other job can write the same profile meanwhile.
+
+    The workers of a shared study may: one of them finishes it.
 
     Args:
         out: The profile to be written.
         storage: Where the user wants the study; beside the profile if None.
         resume: Whether to go on with the study of a stopped or finished job.
+        study: Name of a study to share with other workers, in a storage that the user names.
 
     Raises:
         SpectuneError: Another job is at this profile.
+        UsageError: A study is to be shared, and there is no storage to share it in.
     """
+    if study is not None:
+        if storage is None:
+            raise UsageError(
+                "workers share a study through its storage, but there is none for "
+                f"{study}; give --storage, such as postgresql://USER@HOST/DATABASE"
+            )
+        if resume:
+            raise UsageError(
+                "a worker takes part in a study that is there anyway; leave out --resume, or "
+                "--study"
+            )
+        yield StudyHome(storage, False, without_password(storage), study)
+        return
     with _journal(out, resume=resume) as path:
         if storage is None:
             yield StudyHome(path, resume, study_path(out).name)

@@ -25,16 +25,21 @@ from profiles import (
     SearchSummary,
     Serving,
     draft_name,
+    load,
     measurements_path,
     save,
     save_measurements,
     sealed,
+    validated,
 )
+from profiles.errors import SpectuneError
 from profiles.times import now
 
 from .candidates import Candidate
 from .cost_model import CostModel
 from .holdout import MIN_PROMPTS
+from .progress import Silent
+from .sharing import FINISH
 from .study_files import StudyHome, study_path
 
 if TYPE_CHECKING:
@@ -43,8 +48,12 @@ if TYPE_CHECKING:
     from .job import Job
     from .predicting import Predictor
     from .proving import Proof
+    from .sharing import Alone
 
 N_RUNNERS_UP = 5
+
+PROFILE = "profile"
+"""What the worker that finishes a shared study keeps with that step."""
 
 
 def build_profile(
@@ -148,6 +157,22 @@ def save_all(profile: Profile, measurements: Measurements, home: StudyHome, out:
     if isinstance(home.storage, Path):
         home.storage.replace(study_path(out))
     save(profile, out)
+
+
+def write_theirs(workers: "Alone", out: Path, progress: Silent) -> Profile:
+    """Write the profile that another worker has finished, unless it did so at this very place.
+
+    What lies beside it lies with that worker alone.
+    """
+    profile = validated(Profile, workers.kept(FINISH, PROFILE), "the shared study")
+    try:
+        is_here = load(out).content_sha256 == profile.content_sha256
+    except SpectuneError:
+        is_here = False
+    if not is_here:
+        save(profile.model_copy(update={"measurements": None}), out)
+    progress.say("Another worker finished the study; its measurements and report lie there.")
+    return profile
 
 
 def build_measurements(

@@ -87,7 +87,7 @@ def versions(arguments: argparse.Namespace) -> dict[str, str]:
         if python:
             home = python.parent.parent
             for folder in home.glob(f"lib/python*/site-packages/{package}-*.dist-info"):
-                found[package] = folder.name.split("-")[1]
+                found[package] = folder.name.removesuffix(".dist-info").split("-")[1]
     if arguments.llama_server:
         done = subprocess.run(
             [arguments.llama_server, "--version"], capture_output=True, text=True, check=False

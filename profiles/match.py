@@ -127,3 +127,14 @@ def _look_up(record: object, field: str) -> object:
 
 def _tell(value: object) -> str:
     return show_value(value) if _is_known(value) else "unknown"
+
+
+def same_device(a: Device, b: Device) -> bool:
+    """Tell whether what is measured on one device holds on the other, by the rules of `FIELDS`."""
+    for field, rule in FIELDS.items():
+        part, _, name = field.partition(".")
+        if part != "device" or rule == "noted" or (name == "threads" and a.kind != "cpu"):
+            continue
+        if not _agree(getattr(a, name), getattr(b, name), rule):
+            return False
+    return True

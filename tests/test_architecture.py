@@ -11,7 +11,9 @@ FORBIDDEN = {
     "engine": {"autotune", "optuna"},
     "autotune": {"optuna"},
 }
-EXCEPTIONS = {("autotune/search.py", "optuna")}
+EXCEPTIONS = {
+    (f"autotune/{name}.py", "optuna") for name in ("search", "sharing", "shared_study")
+}
 
 
 @pytest.mark.parametrize("package", FORBIDDEN)

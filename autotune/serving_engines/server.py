@@ -38,7 +38,7 @@ class Server:
     def __init__(self, name: str, logs: Path, *, pauses: bool = True) -> None:
         self.name = name
         self.start_s = 0.0
-        self._log = logs / f"{name.replace(' ', '-').replace('/', '-')}.log"
+        self._log = logs / f"{name.replace(' ', '-').replace('/', '-')[-120:]}.log"
         self._pauses = pauses
         self._process: ServerProcess | None = None
 

@@ -123,7 +123,8 @@ def basis_of_profile(path: PathLike) -> Basis:
     """
     profile, measured = _read(path)
     if profile.cost_model is None:
-        raise SpectuneError(f"{os.fspath(path)} must hold a cost model, but has none: tune again.")
+        remedy = "tune again" if profile.server is None else "tune on spectune's own engine"
+        raise SpectuneError(f"{os.fspath(path)} must hold a cost model, but has none: {remedy}.")
     priced = _priced_drafts(profile, measured)
     return Basis(
         name=profile.name,
