@@ -40,9 +40,10 @@ def measure_trees(
         with progress.step("Measuring trees", len(raced) * (settings.n_trials + 1)) as tick:
             return study.run(first, ForcedTrack(job, raced, tick), settings.n_trials, stay)
     except KeyboardInterrupt:
+        how = "" if home.study else " with --resume"
         progress.say(
-            f"Stopped with {len(study.candidates)} trees measured, others begun; the same command "
-            "with --resume goes on from there."
+            f"Stopped with {len(study.candidates)} trees measured, others begun; the same command"
+            f"{how} goes on from there."
         )
         raise
 

@@ -80,7 +80,8 @@ class SharedStudy(MeasuredStudy):
             load_if_exists=True,
             pruner=optuna.pruners.NopPruner(),
         )
-        study.sampler = optuna.samplers.TPESampler(n_startup_trials=0, constant_liar=True)
+        with _quietly():
+            study.sampler = optuna.samplers.TPESampler(n_startup_trials=0, constant_liar=True)
         return study
 
     def _is_new(self, point: Point, trial: Trial) -> bool:

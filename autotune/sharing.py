@@ -17,7 +17,9 @@ from typing import Any
 import optuna
 import torch
 from filelock import FileLock, Timeout
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
+from sqlalchemy.exc import IntegrityError, ProgrammingError
 
 from profiles import Device
 from profiles.errors import UsageError
@@ -29,6 +31,9 @@ from .study_files import StudyHome
 
 POLL_S = 1.0
 """Seconds between looks at what other workers do."""
+
+N_OPENINGS = 5
+"""Looks at a storage that others are setting up."""
 
 FINISH = "finish"
 """The step that ends a study: proof and profile."""
@@ -73,7 +78,7 @@ class Workers(Alone):
         self._home, self._progress = home, progress
         self._token = uuid.uuid4().hex
         with _explained(home.storage), _quietly():
-            self._storage = _open(home.storage)
+            self._storage = _open_together(home.storage)
             self._steps = optuna.create_study(
                 study_name=f"{home.study}.steps", storage=self._storage, load_if_exists=True
             )
@@ -197,6 +202,19 @@ def workers_of(home: StudyHome, progress: Silent) -> Alone:
         SpectuneError: The storage cannot be used.
     """
     return Alone() if home.study is None else Workers(home, progress)
+
+
+def _open_together(storage: str | Path) -> BaseStorage:
+    """Open a storage that others may be opening for the first time, too.
+
+    Whoever finds a table that was not there a moment ago looks again.
+    """
+    for _ in range(N_OPENINGS):
+        try:
+            return _open(storage)
+        except (IntegrityError, ProgrammingError):
+            time.sleep(POLL_S)
+    return _open(storage)
 
 
 def _same(name: str, theirs: Any, ours: Any) -> bool:

@@ -45,7 +45,7 @@ def engine_label(profile: Profile) -> str | None:
     """Return another engine than our own in words."""
     if profile.server is None:
         return None
-    at_once = f"{profile.server.concurrency} requests at once, prefix cache off"
+    at_once = f"{profile.server.concurrency} at once, prefix cache off"
     return f"{profile.engine} {profile.server.version}, {at_once}"
 
 
