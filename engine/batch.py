@@ -1,0 +1,167 @@
+"""Decoding several requests at a time: rounds over all rows in flight, and a queue behind them.
+
+Every row is a `Request` with its own sampler, stopping rules and draft; rows share the target's
+passes and nothing else, so each says what it says alone, whatever its neighbours are. Drafts
+propose row by row: that costs model-free ones next to nothing, but a head or a small model pays
+its passes once for every row.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from profiles import TreeConfig
+
+from .decode import Request
+from .target import Target
+from .timing import PhaseClock
+
+TreeOfBatch = Callable[[int], TreeConfig]
+"""Chooses the tree of a round by the number of rows in flight."""
+
+
+@dataclass(frozen=True)
+class BatchRound:
+    """What one round of a batch was.
+
+    Attributes:
+        tree: What was asked for; rows near their end may have had less.
+        n_rows: Rows in flight.
+        n_nodes: Draft nodes verified, over all rows.
+        n_emitted: Tokens emitted, over all rows.
+    """
+
+    tree: TreeConfig
+    n_rows: int
+    n_nodes: int
+    n_emitted: int
+
+
+BatchObserver = Callable[[BatchRound, float], None]
+"""Is told every round and the seconds it took."""
+
+
+class Batch:
+    """Rows in flight.
+
+    Args:
+        target: The target of all of them.
+        n_slots: Most rows at a time.
+    """
+
+    def __init__(self, target: Target, n_slots: int) -> None:
+        self.target = target
+        self.n_slots = n_slots
+        self.requests: list[Request] = []
+        self.clock = PhaseClock(target.device, detailed=False)
+        self._cache = target.new_batch_cache(n_slots)
+        self._started: list[float] = []
+
+    @property
+    def n_rows(self) -> int:
+        """Rows in flight."""
+        return len(self.requests)
+
+    @torch.inference_mode()
+    def join(self, request: Request) -> bool:
+        """Run a request's prompt and give it a row, unless it has ended with its first token."""
+        started = time.perf_counter()
+        request.prefill(room=0)
+        if request.stop_reason is not None:
+            _end(request, started)
+            return False
+        self._cache.join(request.cache)
+        del request.cache
+        request.clock = self.clock
+        request.shaper = None  # what it knows are prices of rounds with a single row
+        self.requests.append(request)
+        self._started.append(started)
+        return True
+
+    @torch.inference_mode()
+    def step(self, tree: TreeConfig) -> BatchRound:
+        """Run one round of every row."""
+        self.clock.restart()
+        drafted = [request.draft_round(tree) for request in self.requests]
+        trees = [each.tree for each in drafted]
+        logits, features = self.target.forward_rows(
+            [[r.tokens[-1], *t.tokens] for r, t in zip(self.requests, trees, strict=True)],
+            [tree.depths for tree in trees],
+            [tree.mask() for tree in trees],
+            self._cache,
+            feature_layers=next((r.feature_layers for r in self.requests if r.feature_layers), ()),
+        )
+        sizes = [tree.n_nodes + 1 for tree in trees]
+        paths = [
+            request.accept(each, of_row)
+            for request, each, of_row in zip(
+                self.requests, drafted, logits.split(sizes), strict=True
+            )
+        ]
+        self.clock.lap("verify")
+        self._cache.keep_paths(paths)
+        if features is not None:
+            for request, of_row, path in zip(
+                self.requests, features.split(sizes), paths, strict=True
+            ):
+                request.keep_features(of_row if request.feature_layers else None, path)
+        self.clock.lap("commit")
+        return BatchRound(tree, self.n_rows, sum(sizes) - len(sizes), sum(map(len, paths)))
+
+    @torch.inference_mode()
+    def leave(self) -> list[Request]:
+        """Take the requests that have ended out of their rows."""
+        ended = []
+        for row in reversed(range(self.n_rows)):
+            request = self.requests[row]
+            if request.stop_reason is None:
+                continue
+            self._cache.drop(row)
+            for column in (self.requests, self._started):
+                column[row], column[-1] = column[-1], column[row]
+            self.requests.pop()
+            _end(request, self._started.pop())
+            ended.append(request)
+        return ended
+
+
+def _end(request: Request, started: float) -> None:
+    """Note how long a request was under way, and let go of what it needed for that."""
+    request.stats.total_s = time.perf_counter() - started
+    request.release()
+
+
+def decode_many(
+    target: Target,
+    requests: Iterable[Request],
+    batch_size: int,
+    tree_of: TreeOfBatch,
+    observe: BatchObserver | None = None,
+) -> Iterator[Request]:
+    """Decode requests, at most `batch_size` at a time, and yield each when it has ended.
+
+    A row that ends is taken over by the next request, whose prompt runs alone between two rounds.
+
+    Args:
+        target: The target of all requests.
+        requests: Requests that have not begun, of one draft or none; read when a row is free.
+        batch_size: Most rows in flight.
+        tree_of: Chooses the tree of every round.
+        observe: Told every round.
+    """
+    waiting = iter(requests)
+    batch = Batch(target, batch_size)
+    while True:
+        while batch.n_rows < batch_size and (request := next(waiting, None)) is not None:
+            if not batch.join(request):
+                yield request
+        if not batch.n_rows:
+            return
+        tree = tree_of(batch.n_rows)
+        started = time.perf_counter()
+        done = batch.step(tree)
+        if observe is not None:
+            observe(done, time.perf_counter() - started)
+        yield from batch.leave()
