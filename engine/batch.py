@@ -1,9 +1,7 @@
 """Decoding several requests at a time: rounds over all rows in flight, and a queue behind them.
 
-Every row is a `Request` with its own sampler, stopping rules and draft; rows share the target's
-passes and nothing else, so each says what it says alone, whatever its neighbours are. Drafts
-propose row by row: that costs model-free ones next to nothing, but a head or a small model pays
-its passes once for every row.
+Every row is a `Request` with its own sampler, stopping rules and draft; rows share the passes of
+target and draft and nothing else, so each says what it says alone, whatever its neighbours are.
 """
 
 import time
@@ -14,9 +12,14 @@ import torch
 
 from profiles import TreeConfig
 
-from .decode import Request
+from .batch_beam import BeamRows
+from .beam import BeamSession
+from .decode import Drafted, Request
+from .draft import DraftSession
+from .hybrid import HybridSession
 from .target import Target
 from .timing import PhaseClock
+from .tree import ROOT_ONLY
 
 TreeOfBatch = Callable[[int], TreeConfig]
 """Chooses the tree of a round by the number of rows in flight."""
@@ -57,6 +60,7 @@ class Batch:
         self.requests: list[Request] = []
         self.clock = PhaseClock(target.device, detailed=False)
         self._cache = target.new_batch_cache(n_slots)
+        self._beams: BeamRows | None = None
         self._started: list[float] = []
 
     @property
@@ -84,16 +88,21 @@ class Batch:
     def step(self, tree: TreeConfig) -> BatchRound:
         """Run one round of every row."""
         self.clock.restart()
-        drafted = [request.draft_round(tree) for request in self.requests]
+        drafted = self._draft(tree)
         trees = [each.tree for each in drafted]
+        tokens: list[int] = []
+        positions: list[int] = []
+        for request, each in zip(self.requests, trees, strict=True):
+            tokens += [request.tokens[-1], *each.tokens]
+            positions += [len(request.tokens) - 1 + depth for depth in each.depths]
         logits, features = self.target.forward_rows(
-            [[r.tokens[-1], *t.tokens] for r, t in zip(self.requests, trees, strict=True)],
-            [tree.depths for tree in trees],
-            [tree.mask() for tree in trees],
+            torch.tensor(tokens),
+            torch.tensor(positions),
+            [each.mask() for each in trees],
             self._cache,
             feature_layers=next((r.feature_layers for r in self.requests if r.feature_layers), ()),
         )
-        sizes = [tree.n_nodes + 1 for tree in trees]
+        sizes = [each.n_nodes + 1 for each in trees]
         paths = [
             request.accept(each, of_row)
             for request, each, of_row in zip(
@@ -110,6 +119,33 @@ class Batch:
         self.clock.lap("commit")
         return BatchRound(tree, self.n_rows, sum(sizes) - len(sizes), sum(map(len, paths)))
 
+    def _draft(self, tree: TreeConfig) -> list[Drafted]:
+        """Return the rounds of all rows; trees of a neural draft are grown together."""
+        rounds: dict[int, Drafted] = {}
+        asking: dict[int, tuple[BeamSession, TreeConfig]] = {}
+        for row, request in enumerate(self.requests):
+            asked = request.feasible(tree)
+            if asked.is_plain:
+                rounds[row] = Drafted(asked, ROOT_ONLY, 0)
+                continue
+            session = request.told_session()
+            free = session.matched(self.clock) if isinstance(session, HybridSession) else None
+            neural = _neural(session)
+            if free is not None:
+                rounds[row] = request.drafted(asked, free)
+            elif neural is not None:
+                asking[row] = (neural, asked)
+            else:
+                rounds[row] = request.drafted(asked, session.propose(asked, self.clock))
+        if asking:
+            sessions, trees = zip(*asking.values(), strict=True)
+            if self._beams is None:
+                self._beams = BeamRows(sessions[0].draft, self.n_slots, self.target.device)
+            found = self._beams.propose(sessions, trees, self.clock)
+            for (row, (_, asked)), grown in zip(asking.items(), found, strict=True):
+                rounds[row] = self.requests[row].drafted(asked, grown)
+        return [rounds[row] for row in range(self.n_rows)]
+
     @torch.inference_mode()
     def leave(self) -> list[Request]:
         """Take the requests that have ended out of their rows."""
@@ -119,12 +155,22 @@ class Batch:
             if request.stop_reason is None:
                 continue
             self._cache.drop(row)
-            for column in (self.requests, self._started):
-                column[row], column[-1] = column[-1], column[row]
+            neural = _neural(request.session)
+            if self._beams is not None and neural is not None:
+                self._beams.drop(neural)
+            _end(request, self._started[row])
+            self.requests[row] = self.requests[-1]
+            self._started[row] = self._started[-1]
             self.requests.pop()
-            _end(request, self._started.pop())
+            self._started.pop()
             ended.append(request)
         return ended
+
+
+def _neural(session: DraftSession | None) -> BeamSession | None:
+    """Return the session of a head or a small model, of a hybrid that of its head."""
+    head = session.head if isinstance(session, HybridSession) else session
+    return head if isinstance(head, BeamSession) else None
 
 
 def _end(request: Request, started: float) -> None:

@@ -156,6 +156,14 @@ class BatchCache(Cache):
             for both, keys_values in zip(pairs.unbind(), held.unbind(), strict=True)
         ]
 
+    def keep_all(self) -> None:
+        """Keep all tokens that the last pass added."""
+        self.lengths = [n + new for n, new in zip(self.lengths, self._counts, strict=True)]
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """Forget what rows hold beyond their given lengths."""
+        self.lengths = list(lengths)
+
     def keep_paths(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep, of the tokens that the last pass added to each row, those of an accepted path.
 
@@ -216,14 +224,31 @@ def visible_rows(lengths: Sequence[int], masks: Sequence[Tensor], end: int) -> T
     """Return who attends to whom in a pass over several rows, bool [n_rows, n, end].
 
     Args:
-        lengths: Tokens that every row holds already, all of them visible.
-        masks: Per row bool [n_i, n_i], which of its new tokens attends to which; n is the largest
-            n_i.
+        lengths: Tokens that every row holds already.
+        masks: Per row bool [n_i, m_i] with m_i >= n_i, which of its new tokens attends to which
+            of its last m_i, the new ones included; what precedes them is visible. n is the
+            largest n_i.
         end: Columns of the cache, the new tokens included.
     """
     n = max(len(mask) for mask in masks)
-    visible = torch.zeros(len(masks), n, end, dtype=torch.bool)
+    visible = torch.zeros(len(masks), n, end, dtype=torch.bool, device=masks[0].device)
     for row, (length, mask) in enumerate(zip(lengths, masks, strict=True)):
-        visible[row, :, :length] = True
-        visible[row, : len(mask), length : length + len(mask)] = mask
+        n_new, n_seen = mask.shape
+        start = length + n_new - n_seen
+        visible[row, :, :start] = True
+        visible[row, :n_new, start : start + n_seen] = mask
     return visible
+
+
+def padded(values: Tensor, layout: RowLayout) -> Tensor:
+    """Return values [n_tokens, ...] as rows of equal length [n_rows, n, ...], filled with zeros."""
+    if layout.slots is not None:
+        empty = values.new_zeros(layout.n_rows * layout.n, *values.shape[1:])
+        values = empty.index_copy_(0, layout.slots, values)
+    return values.unflatten(0, (layout.n_rows, layout.n))
+
+
+def packed(rows: Tensor, layout: RowLayout) -> Tensor:
+    """Return what belongs to tokens of rows [n_rows, n, ...], one after another."""
+    flat = rows.flatten(0, 1)
+    return flat if layout.slots is None else flat[layout.slots]

@@ -143,7 +143,7 @@ class Request:
         self._forced = forced
         self._draft = draft
         self.feature_layers = () if draft is None else draft.feature_layers
-        self._session: DraftSession | None = None
+        self.session: DraftSession | None = None
         self.shaper = shaper
         self._n_committed = 0  # tokens the draft was told of
         self._n_extended = 0  # tokens it, or the head of a hybrid, ran over
@@ -217,14 +217,20 @@ class Request:
         return self.tokens[n_before:]
 
     def draft_round(self, tree_config: TreeConfig) -> Drafted:
-        """Return the tree of the next round, cut to what the request has room for."""
-        tree_config = self._feasible(tree_config)
+        """Return the next round with its tree, cut to what the request has room for."""
+        tree_config = self.feasible(tree_config)
         if tree_config.is_plain:
             return Drafted(tree_config, ROOT_ONLY, 0)
-        n_extended = self._n_extended
-        tree = self._propose(tree_config)
-        n_extend = self._n_extended - n_extended
-        return Drafted(tree_config.limited(tree.n_levels), tree, n_extend)
+        session = self.told_session()
+        return self.drafted(tree_config, session.propose(tree_config, self.clock, self.shaper))
+
+    def drafted(self, asked: TreeConfig, tree: DraftTree) -> Drafted:
+        """Return the round of a proposed tree; takes note of how far the draft has read."""
+        n_extend = 0
+        if not tree.model_free:
+            n_extend = len(self.tokens) - self._n_extended
+            self._n_extended = len(self.tokens)
+        return Drafted(asked.limited(tree.n_levels), tree, n_extend)
 
     def accept(self, drafted: Drafted, logits: Tensor) -> list[int]:
         """Emit tokens along the tree as far as the target agrees; return the visited nodes.
@@ -245,10 +251,10 @@ class Request:
     def release(self) -> None:
         """Let go of caches and features; the text stays."""
         vars(self).pop("cache", None)
-        self._session = None
+        self.session = None
         self._features.clear()
 
-    def _feasible(self, tree_config: TreeConfig) -> TreeConfig:
+    def feasible(self, tree_config: TreeConfig) -> TreeConfig:
         """Cut a tree to the budget; plain without a draft, or beyond what the draft can read."""
         if self._draft is None:
             return PLAIN
@@ -256,21 +262,18 @@ class Request:
         in_reach = limit is None or len(self.tokens) + tree_config.depth <= limit
         return tree_config if in_reach else PLAIN
 
-    def _propose(self, tree_config: TreeConfig) -> DraftTree:
-        """Tell the draft what was committed since it last proposed, and let it propose."""
+    def told_session(self) -> DraftSession:
+        """Return the draft's session, told of all that was committed so far."""
         assert self._draft is not None  # noqa: S101 - else no tree is feasible
-        if self._session is None:
+        if self.session is None:
             n_max = self.n_prompt + self._budget
-            self._session = self._draft.open(self.tokens[: self.n_prompt], n_max)
+            self.session = self._draft.open(self.tokens[: self.n_prompt], n_max)
             self._n_committed = self.n_prompt
         features = torch.cat(self._features) if self._features else None
-        self._session.commit(self.tokens[self._n_committed :], features)
+        self.session.commit(self.tokens[self._n_committed :], features)
         self._n_committed = len(self.tokens)
         self._features.clear()
-        tree = self._session.propose(tree_config, self.clock, self.shaper)
-        if not tree.model_free:
-            self._n_extended = len(self.tokens)
-        return tree
+        return self.session
 
     def keep_features(self, features: Tensor | None, rows: list[int] | None = None) -> None:
         """Keep the features of new tokens until the draft reads them.

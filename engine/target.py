@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from profiles.errors import SpectuneError
 
-from .batch_cache import BatchCache, visible_rows
+from .batch_cache import BatchCache, packed, padded, visible_rows
 from .cache import KVCache, RowLayout
 from .lean import LeanForward
 from .packed import pack_in_place
@@ -117,8 +117,8 @@ class Target:
     @torch.inference_mode()
     def forward_rows(
         self,
-        tokens: Sequence[Sequence[int]],
-        depths: Sequence[Sequence[int]],
+        tokens: Tensor,
+        positions: Tensor,
         masks: Sequence[Tensor],
         cache: BatchCache,
         *,
@@ -126,13 +126,12 @@ class Target:
     ) -> tuple[Tensor, Tensor | None]:
         """Run the target over new tokens of several sequences at once.
 
-        They are written to the cache, but it only counts them when `keep_paths` says which.
+        They are written to the cache, but it counts them only when it is told which to keep.
 
         Args:
-            tokens: Per row its new token ids, at least one.
-            depths: Per row and token how far its position is from the row's end.
-            masks: Per row bool [n_i, n_i], which of its new tokens attends to which; what the row
-                holds already is visible.
+            tokens: int64 [n], the new token ids, row after row.
+            positions: int64 [n], absolute.
+            masks: Per row bool [n_i, m_i] with m_i >= n_i, as for `forward`.
             cache: What precedes them, a row each.
             feature_layers: As for `forward`.
 
@@ -140,12 +139,8 @@ class Target:
             Logits [n, vocabulary] and the features [n, n_features * hidden] of all new tokens,
             row after row; no features if there are no layers.
         """
-        lengths = cache.lengths
-        flat = [token for row in tokens for token in row]
-        places = [n + depth for n, row in zip(lengths, depths, strict=True) for depth in row]
-        ids = torch.tensor(flat, device=self.device)
-        positions = torch.tensor(places, device=self.device)
-        layout = cache.begin([len(row) for row in tokens], positions)
+        ids, positions = tokens.to(self.device), positions.to(self.device)
+        layout = cache.begin([len(mask) for mask in masks], positions)
         visible = self._visible_rows(cache, masks, layout, positions)
         if self._lean is not None:
             full = None if visible is None else visible[self._layer_kinds[0]]
@@ -159,13 +154,13 @@ class Target:
                 layout=layout,
             )
         logits, features = self._run(
-            _padded(ids, layout),
-            _padded(positions, layout),
+            padded(ids, layout),
+            padded(positions, layout),
             cache,
             self._as_model_mask(visible),
             feature_layers,
         )
-        return _packed(logits, layout), None if features is None else _packed(features, layout)
+        return packed(logits, layout), None if features is None else packed(features, layout)
 
     def _run(
         self,
@@ -217,13 +212,14 @@ class Target:
     ) -> dict[str, Tensor] | None:
         """As `_visible` for several rows: bool [n_rows, n, cached + n]; None if all is seen."""
         windowed = self._window is not None and cache.end > self._window
-        if layout.n == 1 and len(set(cache.lengths)) == 1 and not windowed:
+        sees_all = all(mask.shape[1] == 1 for mask in masks)
+        if sees_all and len(set(cache.lengths)) == 1 and not windowed:
             return None
         full = visible_rows(cache.lengths, masks, cache.end).to(self.device)
         visible = dict.fromkeys(self._layer_kinds if windowed else self._layer_kinds[:1], full)
         if self._window is not None and windowed:
             queries, keys = (
-                _padded(positions, layout),
+                padded(positions, layout),
                 cache.positions[: layout.n_rows, : cache.end],
             )
             visible[SLIDING] = full & (queries[:, :, None] - keys[:, None] < self._window)
@@ -266,19 +262,6 @@ def _decoder_layers(model: nn.Module, n_layers: int) -> nn.ModuleList:
         f"an EAGLE-3 head reads the target's decoder layers, but {type(model).__name__} has no "
         "list of them; use --draft lookup or a small model instead"
     )
-
-
-def _padded(values: Tensor, layout: RowLayout) -> Tensor:
-    """Return values [n_tokens] as rows of equal length [n_rows, n], filled up with zeros."""
-    if layout.slots is not None:
-        values = values.new_zeros(layout.n_rows * layout.n).index_copy_(0, layout.slots, values)
-    return values.view(layout.n_rows, layout.n)
-
-
-def _packed(rows: Tensor, layout: RowLayout) -> Tensor:
-    """Return what belongs to tokens of rows [n_rows, n, size], one after another."""
-    flat = rows.flatten(0, 1)
-    return flat if layout.slots is None else flat[layout.slots]
 
 
 def check_tree_decoding(target: Target) -> None:

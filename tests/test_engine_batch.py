@@ -250,8 +250,8 @@ def test_features_of_a_row_are_those_it_has_alone(kind: str) -> None:
         )
     trees = [tree, DraftTree([7, 8], [0, 0])]
     logits, features = target.forward_rows(
-        [[6, *t.tokens] for t in trees],
-        [t.depths for t in trees],
+        torch.tensor([token for t in trees for token in (6, *t.tokens)]),
+        torch.tensor([n + d for n, t in zip((4, 11), trees, strict=True) for d in t.depths]),
         [t.mask() for t in trees],
         cache,
         feature_layers=layers,
@@ -320,3 +320,28 @@ def test_requests_are_read_when_a_row_is_free() -> None:
     next(done)
     assert begun == [0, 1]
     assert len(list(done)) == len(PROMPTS) - 1
+
+
+class CountingDraft(ModelDraft):
+    """A small model that counts its passes over one text and over all rows."""
+
+    n_single = n_shared = 0
+
+    def extend(self, *arguments: Any, **options: Any) -> Any:
+        self.n_single += 1
+        return super().extend(*arguments, **options)
+
+    def pass_rows(self, *arguments: Any) -> Any:
+        self.n_shared += 1
+        return super().pass_rows(*arguments)
+
+
+def test_rows_share_the_passes_of_a_neural_draft() -> None:
+    """A text by itself pays its first pass alone; then each level is one pass for all rows."""
+    draft = CountingDraft(twin_with_noise(MODEL, 0.1), VOCAB)
+    seen: list[BatchRound] = []
+    many = decoder(draft, TREE)
+    requests = [many.request(prompt, max_new_tokens=30) for prompt in PROMPTS[:4]]
+    many.run_many(requests, 4, lambda done, seconds: seen.append(done))
+    assert draft.n_single == 4
+    assert len(seen) < draft.n_shared <= TREE.depth * len(seen)

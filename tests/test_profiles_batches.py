@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import toy_profiles
-from profiles import PLAIN, BatchRange, TreeConfig, is_sealed, load, save, validated
+from profiles import PLAIN, BatchRange, TreeConfig, export, is_sealed, load, save, validated
 from profiles.errors import SpectuneError
 
 EVIDENCE: dict[str, Any] = {
@@ -103,3 +103,15 @@ def test_a_plain_profile_speculates_in_no_batch() -> None:
 def test_a_range_reads_back_as_written() -> None:
     each = validated(BatchRange, SMALL, "a range")
     assert (each.first, each.last, each.evidence and each.evidence.is_proved) == (2, 4, True)
+
+
+def test_vllm_gets_the_depth_of_every_range_of_batches() -> None:
+    """What it cannot run, trees that are no chains, counts as plain there."""
+    chain = {"tree": {"depth": 3, "width": 1, "top_k": 1, "nodes": 3}}
+    settings = export(toy_profiles.profile(chain | {"batch_schedule": SCHEDULE}), "vllm").settings
+    assert settings["num_speculative_tokens"] == 3
+    assert settings["num_speculative_tokens_per_batch_size"] == [[1, 1, 3], [2, 4, 2], [5, 5, 0]]
+    wide = changed(0, tree=TREE | {"width": 2, "top_k": 2, "nodes": 4})
+    settings = export(toy_profiles.profile(chain | {"batch_schedule": wide}), "vllm").settings
+    assert settings["num_speculative_tokens_per_batch_size"] == [[1, 1, 3], [2, 4, 0], [5, 5, 0]]
+    assert "per_batch" not in export(toy_profiles.profile(chain), "vllm").text
