@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
-from profiles import TreeConfig
+from profiles import PLAIN, TreeConfig
 
 from .batch_beam import BeamRows
 from .beam import BeamSession
 from .decode import Drafted, Request
 from .draft import DraftSession
+from .guard import BEHIND
 from .hybrid import HybridSession
 from .target import Target
 from .timing import PhaseClock
@@ -52,11 +53,13 @@ class Batch:
     Args:
         target: The target of all of them.
         n_slots: Most rows at a time.
+        min_left: Tokens a request must have room for to bring a draft up to date that is behind.
     """
 
-    def __init__(self, target: Target, n_slots: int) -> None:
+    def __init__(self, target: Target, n_slots: int, min_left: int = 0) -> None:
         self.target = target
         self.n_slots = n_slots
+        self.min_left = min_left
         self.requests: list[Request] = []
         self.clock = PhaseClock(target.device, detailed=False)
         self._cache = target.new_batch_cache(n_slots)
@@ -125,8 +128,9 @@ class Batch:
         asking: dict[int, tuple[BeamSession, TreeConfig]] = {}
         for row, request in enumerate(self.requests):
             asked = request.feasible(tree)
-            if asked.is_plain:
-                rounds[row] = Drafted(asked, ROOT_ONLY, 0)
+            late = request.n_behind > BEHIND and request.budget_left < self.min_left
+            if asked.is_plain or late:
+                rounds[row] = Drafted(PLAIN, ROOT_ONLY, 0)
                 continue
             session = request.told_session()
             free = session.matched(self.clock) if isinstance(session, HybridSession) else None
@@ -185,6 +189,7 @@ def decode_many(
     batch_size: int,
     tree_of: TreeOfBatch,
     observe: BatchObserver | None = None,
+    min_left: int = 0,
 ) -> Iterator[Request]:
     """Decode requests, at most `batch_size` at a time, and yield each when it has ended.
 
@@ -196,9 +201,10 @@ def decode_many(
         batch_size: Most rows in flight.
         tree_of: Chooses the tree of every round.
         observe: Told every round.
+        min_left: Tokens a request must have room for to bring a draft up to date that is behind.
     """
     waiting = iter(requests)
-    batch = Batch(target, batch_size)
+    batch = Batch(target, batch_size, min_left)
     while True:
         while batch.n_rows < batch_size and (request := next(waiting, None)) is not None:
             if not batch.join(request):

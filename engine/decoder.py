@@ -289,8 +289,9 @@ class SpeculativeDecoder:
         observe: BatchObserver | None = None,
     ) -> None:
         """Decode requests to their ends, at most `batch_size` at a time."""
+        min_left = 0 if self._guard is None else self._guard.settings.min_new_tokens
         for _ in decode_many(
-            self.loaded.target, requests, batch_size, self.tree_of_batch, observe
+            self.loaded.target, requests, batch_size, self.tree_of_batch, observe, min_left
         ):
             pass
         for request in requests:

@@ -345,3 +345,23 @@ def test_rows_share_the_passes_of_a_neural_draft() -> None:
     many.run_many(requests, 4, lambda done, seconds: seen.append(done))
     assert draft.n_single == 4
     assert len(seen) < draft.n_shared <= TREE.depth * len(seen)
+
+
+def test_a_draft_that_is_behind_is_left_behind_where_too_little_is_left_to_say() -> None:
+    """Two rows are plain by the schedule; when one is left, catching up must still pay."""
+    for min_left, n_expected in ((0, 2), (40, 0), (1, 2)):
+        draft = CountingDraft(twin_with_noise(MODEL, 0.1), VOCAB)
+        single = decoder(draft, TREE)
+        requests = [
+            single.request(p, max_new_tokens=n) for p, n in zip(PROMPTS, (20, 40), strict=False)
+        ]
+        done = decode_many(
+            single.loaded.target,
+            requests,
+            2,
+            lambda n_rows: TREE if n_rows == 1 else PLAIN,
+            min_left=min_left,
+        )
+        assert len(list(done)) == 2
+        assert draft.n_single == min(n_expected, 1)
+        assert (draft.n_shared > 0) == (n_expected > 0)
