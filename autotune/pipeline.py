@@ -108,7 +108,18 @@ def tune(
             planned_s=planned.total_s, seconds=watch.seconds, cut=cuts(settings, job.settings)
         )
         profile = build_profile(  # 7
-            job, probes, costs, predicted, measured, rungs, servings, proof, batches, out, home, took
+            job,
+            probes,
+            costs,
+            predicted,
+            measured,
+            rungs,
+            servings,
+            proof,
+            batches,
+            out,
+            home,
+            took,
         )
         measurements = build_measurements(
             job, costs, predictor, predicted, measured, proof, batches

@@ -8,7 +8,6 @@ from profiles.errors import UsageError
 
 from .space import NODE_BUCKETS
 
-
 MAX_BATCH = 512
 """Most prompts at a time; every row costs memory for its text."""
 
@@ -31,7 +30,7 @@ class Settings:
         max_lookup_depth: Deepest tree of the lookup draft, whose levels cost next to nothing.
         engine_space: Another engine that must be able to run every tree, or None.
         sampling: Greedy, or temperature with its filters.
-        batch_sizes: Prompts at a time for which trees are chosen and proved; 1 is always among them.
+        batch_sizes: Prompts at a time for which trees are chosen and proved; 1 always is.
         seed: Of the split, the sampler, the order of runs and the noise of sampling.
         raw: Leave out the chat template.
     """

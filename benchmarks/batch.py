@@ -128,7 +128,7 @@ def serve(
     for decoder in sides.values():
         seconds(decoder, queues[0][:batch_size], batch_size)  # warm-up
     for queue in queues:
-        took = {name: 0.0 for name in sides}
+        took = dict.fromkeys(sides, 0.0)
         for name in [*sides, *reversed(sides)]:
             took[name] += seconds(sides[name], queue, batch_size)
         served.tokens.append(2 * sum(len(trace.generated) for trace in queue))

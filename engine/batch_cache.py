@@ -241,7 +241,7 @@ def visible_rows(lengths: Sequence[int], masks: Sequence[Tensor], end: int) -> T
 
 
 def padded(values: Tensor, layout: RowLayout) -> Tensor:
-    """Return values [n_tokens, ...] as rows of equal length [n_rows, n, ...], filled with zeros."""
+    """Return values [n_tokens, ...] as equally long rows [n_rows, n, ...], filled with zeros."""
     if layout.slots is not None:
         empty = values.new_zeros(layout.n_rows * layout.n, *values.shape[1:])
         values = empty.index_copy_(0, layout.slots, values)

@@ -69,7 +69,7 @@ class BeamDraft(ABC):
 
     @abstractmethod
     def fused(self, features: Sequence[Tensor | None]) -> Tensor | None:
-        """Return what the committed tokens of several texts continue from, as `pass_rows` takes it.
+        """Return what committed tokens of several texts continue from, as `pass_rows` takes it.
 
         Args:
             features: Per text those of its tokens; None for a single token that does not count.

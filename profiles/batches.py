@@ -44,7 +44,9 @@ class BatchRange(StrictModel):
     batch: Items[AtLeastOne | None] = Field(
         description="first and last number of prompts in flight; null for any number"
     )
-    decision: Literal["speculate", "plain"] = Field(description="speculate, or plain when in doubt")
+    decision: Literal["speculate", "plain"] = Field(
+        description="speculate, or plain when in doubt"
+    )
     reason: Text = Field(description="one sentence: why this decision")
     tree: TreeConfig = Field(default=PLAIN, description="the draft tree; depth 0 for plain")
     tried: TreeConfig | None = Field(
@@ -58,7 +60,9 @@ class BatchRange(StrictModel):
     @classmethod
     def _is_a_range(cls, value: Sequence[int | None]) -> Sequence[int | None]:
         if len(value) != 2 or value[0] is None or (value[1] is not None and value[0] > value[1]):
-            raise broken_rule("it must be [first, last]; write [2, 4], or [5, null] for 5 and more")
+            raise broken_rule(
+                "it must be [first, last]; write [2, 4], or [5, null] for 5 and more"
+            )
         return value
 
     @model_validator(mode="after")
@@ -111,7 +115,9 @@ def check_schedule(schedule: Sequence[BatchRange]) -> None:
     for i, each in enumerate(schedule):
         if each.first != expected:
             want = "nothing" if expected is None else expected
-            rule = f"ranges must follow one another, and this one must begin with {want}; correct it"
+            rule = (
+                f"ranges must follow one another, and this one must begin with {want}; correct it"
+            )
             at = ("batch_schedule", i, "batch")
             raise broken_rule(rule, at=at, value=list(each.batch))
         expected = None if each.last is None else each.last + 1

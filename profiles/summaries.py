@@ -19,7 +19,7 @@ class CostTable(StrictModel):
         default_factory=dict, description="what was held fixed, e.g. {context: 512}"
     )
     x: Items[Number] = Field(
-        description="size, increasing: tokens (extend, verify), nodes (level, commit) or rows (batch_...)"
+        description="size, increasing: tokens (extend, verify), nodes (level, commit) or rows"
     )
     relative: Items[Annotated[Number, Field(ge=0)]] = Field(
         description="time at each x, in units of the reference 1-token pass"

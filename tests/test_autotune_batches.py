@@ -153,7 +153,10 @@ def test_a_size_is_proved_by_enough_batches_that_agree() -> None:
     ],
 )
 def test_ranges_end_at_measured_sizes_and_are_plain_beyond(
-    sizes: list[tuple[int, float]], proofs: list[tuple[float, ...]], expected: list[str], reason: str
+    sizes: list[tuple[int, float]],
+    proofs: list[tuple[float, ...]],
+    expected: list[str],
+    reason: str,
 ) -> None:
     times = [tried(*each) for each in sizes]
     results = BatchResults(
@@ -288,9 +291,7 @@ def test_a_job_schedules_the_batches_that_pay_and_serves_them(
     folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here nodes are free up to two rows and dear with four, so that four decode plainly."""
-    seen = fixed_times(
-        monkeypatch, lambda tree, n: n + (0.05 if n < 4 else 3.0 * n) * tree.nodes
-    )
+    seen = fixed_times(monkeypatch, lambda tree, n: n + (0.05 if n < 4 else 3.0 * n) * tree.nodes)
     out = tmp_path / "cycle.yaml"
     profile = run_job(folders, out)
     assert load(out) == profile

@@ -180,7 +180,7 @@ def test_rows_end_for_their_own_reasons() -> None:
 def test_a_free_row_is_filled_and_the_cache_grows() -> None:
     """Two rows stay in flight until the queue is empty; texts outgrow what was allocated."""
     seen: list[BatchRound] = []
-    budgets = [150, 9, 4, 100, 40]
+    budgets = [150, 9, 4, 100, 30]
     single = decoder()
     requests = [
         single.request(p, max_new_tokens=n) for p, n in zip(PROMPTS, budgets, strict=False)
@@ -223,8 +223,8 @@ def test_what_cannot_be_decoded_is_refused_before_anything_is() -> None:
     with pytest.raises(UsageError, match="batch_size must be at least 1, but is 0"):
         decoder().generate_many(PROMPTS, batch_size=0)
     with pytest.raises(UsageError, match="empty"):
-        decoder().generate_many([[5], []], batch_size=2)
-    assert decoder().generate_many([], batch_size=2) == []
+        decoder().generate_many([[5], []], batch_size=2, max_new_tokens=4)
+    assert decoder().generate_many([]) == []
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "neox"])
@@ -349,7 +349,7 @@ def test_rows_share_the_passes_of_a_neural_draft() -> None:
 
 def test_a_draft_that_is_behind_is_left_behind_where_too_little_is_left_to_say() -> None:
     """Two rows are plain by the schedule; when one is left, catching up must still pay."""
-    for min_left, n_expected in ((0, 2), (40, 0), (1, 2)):
+    for min_left, drafts in ((0, True), (1, True), (40, False)):
         draft = CountingDraft(twin_with_noise(MODEL, 0.1), VOCAB)
         single = decoder(draft, TREE)
         requests = [
@@ -363,5 +363,5 @@ def test_a_draft_that_is_behind_is_left_behind_where_too_little_is_left_to_say()
             min_left=min_left,
         )
         assert len(list(done)) == 2
-        assert draft.n_single == min(n_expected, 1)
-        assert (draft.n_shared > 0) == (n_expected > 0)
+        assert draft.n_single == int(drafts)
+        assert (draft.n_shared > 0) == drafts

@@ -1,6 +1,7 @@
 """The schedule of a profile: which tree runs with how many prompts in flight, and its rules."""
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,15 @@ def test_vllm_gets_the_depth_of_every_range_of_batches() -> None:
     settings = export(toy_profiles.profile(chain | {"batch_schedule": wide}), "vllm").settings
     assert settings["num_speculative_tokens_per_batch_size"] == [[1, 1, 3], [2, 4, 0], [5, 5, 0]]
     assert "per_batch" not in export(toy_profiles.profile(chain), "vllm").text
+
+
+def test_sglang_gets_the_steps_of_every_range_of_batches() -> None:
+    """As a file of their own, for chains of a head; nothing is said of other trees."""
+    chain = {"tree": {"depth": 3, "width": 1, "top_k": 1, "nodes": 3}}
+    text = export(toy_profiles.profile(chain | {"batch_schedule": SCHEDULE}), "sglang").text
+    steps = {"1": {"candidate_steps": [3]}, "2": {"candidate_steps": [2]}}
+    steps |= {"5": {"candidate_steps": [0]}}
+    assert f"put this into FILE.json: {json.dumps(steps)}" in text
+    assert "--speculative-adaptive-config FILE.json" in text
+    for changes in (chain, {"batch_schedule": SCHEDULE}):
+        assert "adaptive" not in export(toy_profiles.profile(changes), "sglang").text

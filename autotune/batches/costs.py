@@ -35,7 +35,9 @@ def with_batches(
     x = [1.0, *(float(times.size) for times in sizes)]
     tables = [
         CostTable(name=name, x=x, relative=[1.0, *column])
-        for name, column in zip(("batch_plain", "batch_round"), zip(*factors), strict=True)
+        for name, column in zip(
+            ("batch_plain", "batch_round"), zip(*factors, strict=True), strict=True
+        )
     ]
     valid = dict(costs.valid) | {"batch": (1.0, x[-1])}
     return costs.model_copy(update={"tables": (*costs.tables, *tables), "valid": valid})
@@ -67,8 +69,6 @@ def _round_s(run: ForcedBatch, size: int) -> float:
     return run.decode_s * size / run.n_row_rounds
 
 
-def _modelled(
-    prices: Prices, tree: TreeConfig, run: ForcedBatch, conditions: Conditions
-) -> float:
+def _modelled(prices: Prices, tree: TreeConfig, run: ForcedBatch, conditions: Conditions) -> float:
     fill = min(1.0, run.n_nodes / run.n_row_rounds / tree.nodes)
     return round_parts(prices, tree, run.tau, Anchor(fill=fill), conditions).total

@@ -45,7 +45,10 @@ class BatchResults:
                 )
             )
             first = proof.size + 1
-        return [*ranges, _plain_range(first, self.sizes[len(proved) :], self.proofs[len(proved) :])]
+        return [
+            *ranges,
+            _plain_range(first, self.sizes[len(proved) :], self.proofs[len(proved) :]),
+        ]
 
     @property
     def runs(self) -> list[BatchRuns]:
