@@ -245,7 +245,7 @@ def padded(values: Tensor, layout: RowLayout) -> Tensor:
     if layout.slots is not None:
         empty = values.new_zeros(layout.n_rows * layout.n, *values.shape[1:])
         values = empty.index_copy_(0, layout.slots, values)
-    return values.unflatten(0, (layout.n_rows, layout.n))
+    return values.reshape(layout.n_rows, layout.n, *values.shape[1:])
 
 
 def packed(rows: Tensor, layout: RowLayout) -> Tensor:

@@ -164,7 +164,9 @@ class LeanForward:
         layout = layout or RowLayout(1, n)
         bias = self._bias(mask, layout, cache.length, x)
         inputs: dict[int, Tensor] = {}
-        held = cache.extend(n, self._n_kv_heads, self._head_dim, x)
+        held: Sequence[LayerStates | BatchStates] = cache.extend(
+            n, self._n_kv_heads, self._head_dim, x
+        )
         for index, (layer, states) in enumerate(zip(self._layers, held, strict=True)):
             if index in feature_layers:
                 inputs[index] = x
