@@ -273,7 +273,7 @@ class SpeculativeDecoder:
             self.request(prompt, **options | {"index": i} | dict(each(i) if each else {}))
             for i, prompt in enumerate(prompts)
         ]
-        if batch_size == 1:
+        if min(batch_size, len(requests)) == 1:  # guarded, and as adaptive as the profile
             for request in requests:
                 for _ in self.run(request):
                     pass
