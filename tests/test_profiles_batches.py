@@ -65,7 +65,7 @@ def test_a_schedule_is_written_and_read_and_sealed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        (SCHEDULE[1:], r"batch_schedule\[0\]\.batch is \[5, null\].*must begin with 2"),
+        (SCHEDULE[1:], r"batch_schedule\[0\]\.batch is \[5, None\].*must begin with 2"),
         (SCHEDULE[:1], r"must have no end.*\[5, null\], decision: plain"),
         (changed(1, batch=[6, None]), "must begin with 5"),
         ([*SCHEDULE, LARGE], "must begin with nothing"),
