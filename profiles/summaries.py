@@ -11,12 +11,15 @@ from .tree import TreeConfig
 class CostTable(StrictModel):
     """One line of the cost model: a part of the round against its size."""
 
-    name: Text = Field(description="part of the round: extend, level, verify, commit, ...")
+    name: Text = Field(
+        description="part of the round: extend, level, verify, commit, ...; or batch_plain and "
+        "batch_round, factors on the price of a batch as one wider pass"
+    )
     at: dict[str, Number] = Field(
         default_factory=dict, description="what was held fixed, e.g. {context: 512}"
     )
     x: Items[Number] = Field(
-        description="size, increasing: tokens (extend, verify) or nodes (level, commit)"
+        description="size, increasing: tokens (extend, verify), nodes (level, commit) or rows"
     )
     relative: Items[Annotated[Number, Field(ge=0)]] = Field(
         description="time at each x, in units of the reference 1-token pass"

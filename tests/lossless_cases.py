@@ -245,10 +245,18 @@ def _model(kind: str, n_layers: int, seed: int, attention: str) -> PreTrainedMod
     return tiny_model(kind, seed, num_hidden_layers=n_layers, attn_implementation=attention)
 
 
-def random_wanted(rng: random.Random) -> Wanted:
-    """Draw a request; its stopping rules are taken from what it says without them."""
+def random_wanted(rng: random.Random, beside: Wanted | None = None) -> Wanted:
+    """Draw a request; its stopping rules are taken from what it says without them.
+
+    Args:
+        rng: Draws.
+        beside: A request whose target it shares.
+    """
     kind = rng.choice(list(CONFIGS))
     model = _model(kind, rng.choice((1, 2, 2, 3)), rng.randrange(3), rng.choice(("sdpa", "eager")))
+    target = Target(model)
+    if beside is not None:
+        kind, model, target = beside.kind, beside.model, beside.target
     n_prompt = rng.choice((1, 2, 5, 12, 30))
     prompt = [rng.randrange(3, VOCAB) for _ in range(n_prompt)]
     if n_prompt > 4 and rng.random() < 0.5:  # something to look up
@@ -262,7 +270,7 @@ def random_wanted(rng: random.Random) -> Wanted:
     free = Wanted(
         kind=kind,
         model=model,
-        target=Target(model),
+        target=target,
         prompt=prompt,
         sampling=sampling,
         seed=rng.randrange(-(2**63), 2**63),
@@ -424,12 +432,19 @@ def judge(wanted: Wanted, rng: random.Random, verdict: Verdict) -> None:
         verdict.n_cases += 1
         found = run(wanted, way, rng)
         name = f"{way.name} {way.tree.label()} {way.serving}{' adaptive' if way.shaper else ''}"
-        _compare(wanted, plain.generated, found.generated, name, verdict)
-        if found.generated == plain.generated and found.stop_reason != plain.stop_reason:
-            reasons = f"{found.stop_reason}, plain {plain.stop_reason}"
-            verdict.differences.append(f"{name} ends for another reason: {reasons}")
+        compare_runs(wanted, plain, found, name, verdict)
         n_accepted = sum(found.stats.accepted_by_depth)
         verdict.n_accepted[way.name] = verdict.n_accepted.get(way.name, 0) + n_accepted
+
+
+def compare_runs(
+    wanted: Wanted, plain: Request, found: Request, name: str, verdict: Verdict
+) -> None:
+    """Add what differs between two decodings of a request."""
+    _compare(wanted, plain.generated, found.generated, name, verdict)
+    if found.generated == plain.generated and found.stop_reason != plain.stop_reason:
+        reasons = f"{found.stop_reason}, plain {plain.stop_reason}"
+        verdict.differences.append(f"{name} ends for another reason: {reasons}")
 
 
 def _compare(
