@@ -19,7 +19,7 @@ import torch
 from filelock import FileLock, Timeout
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from sqlalchemy.exc import IntegrityError, ProgrammingError
+from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
 from profiles import Device
 from profiles.errors import UsageError
@@ -77,6 +77,7 @@ class Workers(Alone):
     def __init__(self, home: StudyHome, progress: Silent) -> None:
         self._home, self._progress = home, progress
         self._token = uuid.uuid4().hex
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
         with _explained(home.storage), _quietly():
             self._storage = _open_together(home.storage)
             self._steps = optuna.create_study(
@@ -136,7 +137,7 @@ class Workers(Alone):
 
     @contextmanager
     def alone_on(self, device: torch.device) -> Iterator[None]:
-        """Hold a device of this machine: of two workers timing on it, neither would time itself."""
+        """Hold a device of this machine: two workers timing on it at once would time neither."""
         lock = FileLock(_lock_path(device), mode=0o666)
         try:
             lock.acquire(timeout=0)
@@ -212,7 +213,9 @@ def _open_together(storage: str | Path) -> BaseStorage:
     for _ in range(N_OPENINGS):
         try:
             return _open(storage)
-        except (IntegrityError, ProgrammingError):
+        except (IntegrityError, OperationalError, ProgrammingError) as error:
+            if not any(words in str(error) for words in ("already exists", "duplicate key")):
+                raise
             time.sleep(POLL_S)
     return _open(storage)
 

@@ -11,9 +11,7 @@ FORBIDDEN = {
     "engine": {"autotune", "optuna"},
     "autotune": {"optuna"},
 }
-EXCEPTIONS = {
-    (f"autotune/{name}.py", "optuna") for name in ("search", "sharing", "shared_study")
-}
+EXCEPTIONS = {(f"autotune/{name}.py", "optuna") for name in ("search", "sharing", "shared_study")}
 
 
 @pytest.mark.parametrize("package", FORBIDDEN)

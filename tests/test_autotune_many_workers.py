@@ -108,7 +108,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture
 def postgresql() -> Iterator[str]:
     """Start a PostgreSQL server of our own and return its URL, password included."""
-    pytest.importorskip("psycopg2")
+    pytest.importorskip("psycopg")
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     if not programs:
         pytest.skip("Debian's package postgresql is not installed")
@@ -158,10 +158,11 @@ def start_worker(folders: dict[str, str], out: Path, **options: Any) -> "subproc
 
 def wait_for_race(url: str, name: str) -> int:
     """Return the process that races a tree, with some times measured and others to come."""
+    storage = optuna.storages.RDBStorage(url)
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         try:
-            study = optuna.load_study(study_name=name, storage=url)
+            study = optuna.load_study(study_name=name, storage=storage)
         except KeyError:
             time.sleep(0.2)
             continue
@@ -180,7 +181,7 @@ def test_three_workers_one_of_them_killed_give_what_one_alone_does(
         start_worker(folders, tmp_path / f"{i}.yaml", storage=postgresql, study="shared")
         for i in range(3)
     ]
-    told = {}
+    told: dict[int, str] = {}
     try:
         killed = wait_for_race(postgresql, "shared")
         os.kill(killed, signal.SIGKILL)
@@ -189,7 +190,8 @@ def test_three_workers_one_of_them_killed_give_what_one_alone_does(
     finally:
         for worker in (single, *workers):
             worker.kill()
-            worker.wait()
+            told.setdefault(worker.pid, worker.communicate()[1])
+        print(told)
     for worker in (single, *workers):
         assert worker.returncode == (-signal.SIGKILL if worker.pid == killed else 0), told
 
@@ -209,9 +211,7 @@ def test_three_workers_one_of_them_killed_give_what_one_alone_does(
     assert done == {"describe": 1, "queue": 1, FINISH: 1}
 
     alone = load(tmp_path / "single.yaml")
-    profiles = [
-        load(tmp_path / f"{i}.yaml") for i in range(3) if workers[i].pid != killed
-    ]
+    profiles = [load(tmp_path / f"{i}.yaml") for i in range(3) if workers[i].pid != killed]
     assert len({profile.content_sha256 for profile in profiles}) == 1
     for profile in profiles:
         assert (profile.decision, profile.draft, profile.tree) == (
@@ -224,8 +224,9 @@ def test_three_workers_one_of_them_killed_give_what_one_alone_does(
 
     said = "".join(told.values())
     assert "Waiting for another worker that is timing on cpu" in said
-    written = "".join((tmp_path / f"{i}.yaml").read_text() for i in range(3) if
-                      (tmp_path / f"{i}.yaml").exists())
+    written = "".join(
+        (tmp_path / f"{i}.yaml").read_text() for i in range(3) if (tmp_path / f"{i}.yaml").exists()
+    )
     assert "127.0.0.1" in written
     assert PASSWORD not in said + written
 
@@ -249,6 +250,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.shared_study.POLL_S", 0.02)
 
 
+@pytest.mark.filterwarnings("ignore")  # threads do not share what is caught
 def test_a_step_is_taken_by_one_worker_while_the_others_wait(home: StudyHome) -> None:
     workers = [Workers(home, Silent()) for _ in range(3)]
     taken: list[int] = []
@@ -292,7 +294,9 @@ def test_a_step_of_a_worker_that_is_gone_is_taken_over(
     monkeypatch.setattr(autotune.sharing, "_worker", lambda: {"host": "x", "pid": 1, "started": 0})
     gone._begin("a", {})
     monkeypatch.undo()
-    monkeypatch.setattr(autotune.sharing, "_is_alive", lambda t: t.user_attrs["worker"]["pid"] != 1)
+    monkeypatch.setattr(
+        autotune.sharing, "_is_alive", lambda t: t.user_attrs["worker"]["pid"] != 1
+    )
     with Workers(home, Silent()).once("a") as mine:
         assert mine
 
@@ -349,11 +353,14 @@ def test_one_worker_at_a_time_is_on_a_device_and_it_is_said_when_another_waits(
 
 def test_a_study_is_shared_in_a_storage_and_joined_without_resume(tmp_path: Path) -> None:
     for storage, resume, reason in ((None, False, "--storage"), ("sqlite://", True, "--resume")):
-        with pytest.raises(UsageError, match=reason), study_home(
-            tmp_path / "x.yaml", storage, resume=resume, study="s"
+        with (
+            pytest.raises(UsageError, match=reason),
+            study_home(tmp_path / "x.yaml", storage, resume=resume, study="s"),
         ):
             pass
-    with study_home(tmp_path / "x.yaml", "sqlite:///x?password=secret", resume=False, study="s") as h:
+    with study_home(
+        tmp_path / "x.yaml", "sqlite:///x?password=secret", resume=False, study="s"
+    ) as h:
         assert h.study == "s"
         assert "secret" not in h.label
     assert type(workers_of(StudyHome(tmp_path / "x.log", False, "x"), Silent())) is Alone
@@ -377,15 +384,17 @@ def shared(home: StudyHome) -> SharedStudy:
     )
 
 
+@pytest.mark.filterwarnings("ignore")  # threads do not share what is caught
 def test_workers_share_trees_and_all_know_them_all(
     home: StudyHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     objectives = [Objective(), Objective()]
+    studies = [shared(home), shared(home)]
     results: dict[int, list[Candidate]] = {}
 
     def work(number: int) -> None:
-        results[number] = shared(home).run(FIRST, objectives[number], 12)
+        results[number] = studies[number].run(FIRST, objectives[number], 12)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
     for thread in threads:
@@ -400,7 +409,11 @@ def test_workers_share_trees_and_all_know_them_all(
     assert ran[0] | ran[1] == {(d, t) for d, t in points[0] if not t.is_plain}
 
 
-def test_a_space_of_one_tree_ends_the_search_of_all(home: StudyHome, tmp_path: Path) -> None:
+def test_a_space_of_one_tree_ends_the_search_of_all(
+    home: StudyHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("autotune.search.MAX_REPEATS", 3)
     spaces = {"lookup": SearchSpace(1, 1, 1, 1)}
     study = SharedStudy(
         Workers(home, Silent()),

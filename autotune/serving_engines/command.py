@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from ..progress import Silent
     from ..settings import Settings
 
-OWN_ALONE = ("storage", "study", "resume", "budget_min", "history", "engine_space", "max_nodes", "batch_sizes")
+OWN_ALONE = (
+    "storage",
+    "study",
+    "resume",
+    "budget_min",
+    "history",
+    "engine_space",
+    "max_nodes",
+    "batch_sizes",
+)
 """Options that say something about our own engine, or about a study, alone."""
 
 
