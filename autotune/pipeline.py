@@ -8,7 +8,8 @@ from pathlib import Path
 from profiles import JobSummary, Profile, check_writable, measurements_path
 from profiles.errors import SpectuneError, UsageError
 
-from .batches.schedule import tune_batches
+from .batches.schedule import BatchResults, tune_batches
+from .batches.trying import larger_sizes
 from .costing import measure_costs
 from .job import Models, look_again, prepare
 from .measuring import measure_trees
@@ -120,8 +121,10 @@ def tune(
         with watch.step("holdout"), timing():  # 6: the proof, on prompts the search never saw
             proof = prove(job, rungs, servings, unseen, progress) if rungs and unseen else None
 
-        with watch.step("batches"), timing():  # several prompts at a time, chosen and proved, too
-            batches = tune_batches(job, measured, proof, texts, unseen, progress)
+        batches = BatchResults()
+        if larger_sizes(job.settings):
+            with watch.step("batches"), timing():  # several prompts at a time: chosen, then proved
+                batches = tune_batches(job, measured, proof, texts, unseen, progress)
 
         took = JobSummary(
             planned_s=planned.total_s, seconds=watch.seconds, cut=cuts(settings, job.settings)

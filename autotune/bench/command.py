@@ -95,11 +95,13 @@ def _load_target(
     """Load the target where, and as, the options or else the profile say."""
     import torch
 
+    from engine.devices import device_like
     from engine.pair import load_target
 
     device, dtype, threads = arguments.device, arguments.dtype, arguments.threads
     if profile is not None:
-        device = (profile.device.kind or device) if device == "auto" else device
+        if device == "auto":
+            device = device_like(profile.device.kind, profile.device.name)
         dtype = (profile.target.dtype or dtype) if dtype == "auto" else dtype
         threads = threads or profile.device.threads
     if threads:
