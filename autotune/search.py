@@ -321,7 +321,10 @@ def _is_alive(trial: FrozenTrial) -> bool:
         return worker is not None
     if not psutil.pid_exists(worker["pid"]):
         return False
-    return bool(psutil.Process(worker["pid"]).create_time() == worker["started"])
+    process = psutil.Process(worker["pid"])
+    if process.status() == psutil.STATUS_ZOMBIE:  # killed, and its parent has not looked yet
+        return False
+    return bool(process.create_time() == worker["started"])
 
 
 @contextmanager

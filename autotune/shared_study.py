@@ -5,7 +5,7 @@ are queued again, with the times it has left.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import optuna
@@ -156,6 +156,6 @@ class SharedStudy(MeasuredStudy):
         return parameters["draft"], self._tree(parameters)
 
 
-def _wanted(trial: FrozenTrial) -> Mapping[str, Any]:
+def _wanted(trial: FrozenTrial) -> dict[str, Any]:
     """Return what a trial is or was queued to be."""
-    return trial.system_attrs.get("fixed_params") or trial.params
+    return dict(trial.system_attrs.get("fixed_params") or trial.params)

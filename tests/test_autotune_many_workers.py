@@ -191,7 +191,6 @@ def test_three_workers_one_of_them_killed_give_what_one_alone_does(
         for worker in (single, *workers):
             worker.kill()
             told.setdefault(worker.pid, worker.communicate()[1])
-        print(told)
     for worker in (single, *workers):
         assert worker.returncode == (-signal.SIGKILL if worker.pid == killed else 0), told
 
