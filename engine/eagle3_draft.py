@@ -35,11 +35,17 @@ class Eagle3Draft(BeamDraft):
         return Eagle3Draft(self.head.variant(feature_layers=feature_layers, rope_theta=rope_theta))
 
     def new_cache(self, capacity: int) -> KVCache:
+        """Return an empty cache of the head with room for `capacity` tokens."""
         return KVCache(self.head.config.n_layers, capacity)
 
     def extend(
         self, tokens: list[int], features: Tensor | None, cache: KVCache, last_only: bool
     ) -> tuple[Tensor, Tensor | None]:
+        """Run the head over n known tokens with their target features [n, n_features * Ht].
+
+        Returns:
+            Logits [n or 1, draft vocabulary] and the states that predict them, [n or 1, H].
+        """
         assert features is not None and len(features) == len(tokens)  # noqa: S101
         hidden = self.head.fuse(features)
         positions = torch.arange(cache.length, cache.length + len(tokens), device=hidden.device)
@@ -57,6 +63,11 @@ class Eagle3Draft(BeamDraft):
         cache: KVCache,
         mask: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
+        """Run the head over n tree nodes on the states [n, H] that led to them.
+
+        Returns:
+            Logits [n, draft vocabulary] and the nodes' own states [n, H].
+        """
         assert hidden is not None  # noqa: S101
         n, n_total = len(tokens), cache.length + len(tokens)
         if mask.shape[1] < n_total:
@@ -68,6 +79,7 @@ class Eagle3Draft(BeamDraft):
         return self.head.logits(hidden), hidden
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
+        """Translate draft ids to target ids, of any shape."""
         return self.head.to_target(draft_ids)
 
     def _run(

@@ -27,11 +27,13 @@ class ModelDraft(BeamDraft):
         self.max_top_k = min(self._decoder.vocab_size, target_vocab_size)
 
     def new_cache(self, capacity: int) -> KVCache:
+        """Return an empty cache of the model with room for `capacity` tokens."""
         return self._decoder.new_cache(capacity)
 
     def extend(
         self, tokens: list[int], features: Tensor | None, cache: KVCache, last_only: bool
     ) -> tuple[Tensor, Tensor | None]:
+        """Run the model over n known tokens; return logits [n or 1, `max_top_k`] and no states."""
         logits, _ = self._decoder.forward(self._known(tokens), cache, last_only=last_only)
         return logits[:, : self.max_top_k], None
 
@@ -43,10 +45,12 @@ class ModelDraft(BeamDraft):
         cache: KVCache,
         mask: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
+        """Run the model over n tree nodes; return logits [n, `max_top_k`] and no states."""
         logits, _ = self._decoder.forward(tokens, cache, positions=positions, mask=mask)
         return logits[:, : self.max_top_k], None
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
+        """Return the ids as they are: both vocabularies are the same."""
         return draft_ids
 
     def _known(self, tokens: list[int]) -> Tensor:

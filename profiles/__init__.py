@@ -20,6 +20,7 @@ from .measurements import (
     RoundPoint,
     Score,
     load_measurements,
+    load_measurements_of,
     measurements_path,
     save_measurements,
 )
@@ -92,6 +93,7 @@ __all__ = [
     "is_sealed",
     "load",
     "load_measurements",
+    "load_measurements_of",
     "measurements_path",
     "save",
     "save_measurements",

@@ -15,7 +15,7 @@ class CostTable(StrictModel):
     at: dict[str, Number] = Field(
         default_factory=dict, description="what was held fixed, e.g. {context: 512}"
     )
-    x: Items[Number] = Field(
+    x: Annotated[Items[Number], Field(min_length=1)] = Field(
         description="size, increasing: tokens (extend, verify) or nodes (level, commit)"
     )
     relative: Items[Annotated[Number, Field(ge=0)]] = Field(
@@ -60,6 +60,18 @@ class CostModelSummary(StrictModel):
             if low > high:
                 rule = "it must be [low, high]; swap the two"
                 raise broken_rule(rule, at=("valid", name), value=[low, high])
+        return self
+
+    @model_validator(mode="after")
+    def _tables_are_prices(self) -> Self:
+        places = [(table.name, table.at.get("context", 0.0)) for table in self.tables]
+        for table, place in zip(self.tables, places, strict=True):
+            if places.count(place) > 1:
+                rule = f"table {table.name} stands there twice behind the same context; keep one"
+                raise broken_rule(rule, at=("tables",), value=table.name)
+            if table.name in ("plain", "verify") and min(table.relative) <= 0:
+                rule = f"table {table.name} must be above 0 everywhere; tune again"
+                raise broken_rule(rule, at=("tables",), value=min(table.relative))
         return self
 
 
