@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.fingerprint import describe_device
-from engine.forced import reference_times
 from engine.loaded_draft import LoadedDraft, hybrid_of
 from engine.pair import LoadedTarget, load_draft, load_target
+from engine.reference import reference_times
 from profiles import Device, Noise
 from profiles.errors import UsageError
 

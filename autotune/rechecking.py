@@ -8,8 +8,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from engine.decoder import SpeculativeDecoder, UntrustedProfileWarning
-from engine.forced import reference_times, run_forced
+from engine.forced import run_forced
 from engine.pair import LoadedTarget
+from engine.reference import reference_times
 from profiles import (
     PLAIN,
     Alternative,

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from engine.forced import reference_times
+from engine.reference import reference_times
 from engine.target import Target
 from profiles import Noise
 

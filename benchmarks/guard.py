@@ -46,14 +46,21 @@ Decoders = Callable[[], dict[str, SpeculativeDecoder]]
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run: tokens of a stream and of a request, requests with the deep tree."""
+    """How much is run.
+
+    Attributes:
+        n_tokens, n_new: Tokens of a stream, and of a request.
+        n_deep: Requests of a stream that are decoded with the deep tree, too.
+        n_again: Times that a stream's worst request is decoded again.
+    """
 
     n_tokens: int
     n_new: int
     n_deep: int
+    n_again: int
 
 
-FULL, QUICK = Size(2000, 128, 6), Size(96, 24, 1)
+FULL, QUICK = Size(2000, 128, 6, 9), Size(96, 24, 1, 2)
 TINY_JOB = Settings.quick(
     n_tune=4, n_holdout=8, n_replay=4, n_race=2, max_new_tokens=16, n_trials=3, n_probe_rounds=3
 )
@@ -61,11 +68,19 @@ TINY_JOB = Settings.quick(
 
 @dataclass
 class Stream:
-    """Seconds of one stream, request by request and by side, and what the guard did."""
+    """Seconds of one stream, request by request and by side, and what the guard did.
+
+    Attributes:
+        n_tokens: Tokens of every request.
+        seconds: Seconds of every request, by side.
+        guard: The guard's statistics.
+        again: Tokens that the worst request lost, every time it was decoded again.
+    """
 
     n_tokens: list[int] = field(default_factory=list)
     seconds: dict[str, list[float]] = field(default_factory=dict)
     guard: dict[str, Any] = field(default_factory=dict)
+    again: list[float] = field(default_factory=list)
 
     def ratio(self, side: str, over: str = "plain") -> tuple[float, float, float]:
         """Return how much faster a side is, with the 95 % interval of a bootstrap by request."""
@@ -75,10 +90,15 @@ class Stream:
         low, high = np.quantile(others[rows].sum(1) / ours[rows].sum(1), [0.025, 0.975])
         return float(others.sum() / ours.sum()), float(low), float(high)
 
-    def worst_request(self) -> float:
-        """Return the most that one request lost, in plain tokens' time."""
+    def worst_request(self) -> int:
+        """Return which request lost most."""
         plain, ours = np.array(self.seconds["plain"]), np.array(self.seconds["guarded"])
-        return float(((ours - plain) / (plain / np.array(self.n_tokens))).max())
+        return int(((ours - plain) / (plain / np.array(self.n_tokens))).argmax())
+
+    @property
+    def worst_lost(self) -> float:
+        """Tokens that the worst request loses: the median of its repetitions."""
+        return float(np.median(self.again))
 
 
 def main() -> None:
@@ -153,7 +173,8 @@ def measure(
         if kept.get("key") != key:
             said = traces()
             say(f"Decoding {name}: {len(said)} requests.")
-            kept = {"key": key, "stream": asdict(decode_stream(decoders(), said, size))}
+            stream = decode_stream(decoders(), lambda: decoder(tree, serving), said, size)
+            kept = {"key": key, "stream": asdict(stream)}
             path.write_text(json.dumps(kept))
         streams[name] = Stream(**kept["stream"])
     return streams
@@ -222,9 +243,15 @@ def calibrated(
 
 
 def decode_stream(
-    decoders: dict[str, SpeculativeDecoder], traces: Sequence[Trace], size: Size
+    decoders: dict[str, SpeculativeDecoder],
+    guarded: Callable[[], SpeculativeDecoder],
+    traces: Sequence[Trace],
+    size: Size,
 ) -> Stream:
-    """Decode a stream on all sides, request by request, the order turned round every time."""
+    """Decode a stream on all sides, request by request, the order turned round every time.
+
+    `guarded` makes one more guarded decoder, whose guard has seen nothing yet.
+    """
     stream = Stream(seconds={side: [] for side in decoders})
     warm_up = SpeculativeDecoder(decoders["plain"].loaded)
     run_forced(warm_up, traces[0])
@@ -238,7 +265,29 @@ def decode_stream(
     stats = decoders["guarded"].stats
     assert stats is not None  # noqa: S101 - every stream is guarded
     stream.guard = asdict(stats)
+    worst = traces[stream.worst_request()]
+    stream.again = lost_again(decoders["plain"], guarded, worst, size.n_again)
     return stream
+
+
+def lost_again(
+    plain: SpeculativeDecoder,
+    guarded: Callable[[], SpeculativeDecoder],
+    trace: Trace,
+    n_times: int,
+) -> list[float]:
+    """Return what a request loses, in plain tokens' time, decoded again and again.
+
+    The worst of many requests is the one on which the machine paused, unless it is seen again.
+    Every time with a new guard, which knows nothing of the traffic: the harshest case.
+    """
+    lost = []
+    for i in range(n_times):
+        new = guarded()
+        sides = [plain, new] if i % 2 == 0 else [new, plain]
+        seconds = {side: run_forced(side, trace).total_s for side in sides}
+        lost.append((seconds[new] / seconds[plain] - 1) * len(trace.generated))
+    return lost
 
 
 def show(
@@ -268,7 +317,10 @@ def show(
         "adaptive_over_best_fixed_low": over_fixed[1],
         "adaptive_over_best_fixed_high": over_fixed[2],
         "guard_overhead": sum(s.guard["guard_s"] for s in streams.values()) / guarded_s,
-        "worst_request_tokens": max(stream.worst_request() for stream in streams.values()),
+        "worst_request_tokens": max(stream.worst_lost for stream in streams.values()),
+        "worst_request_by_the_books": max(
+            stream.guard["worst_request_tokens"] for stream in streams.values()
+        ),
         "kept": all(r >= ALLOWED and high >= PROMISED for r, _, high in guarded.values()),
     }
     rows = []
@@ -276,7 +328,7 @@ def show(
         stats = stream.guard
         rows.append(
             [name, len(stream.n_tokens), sum(stream.n_tokens), interval(guarded[name])]
-            + [interval(deep[name]), stream.worst_request()]
+            + [interval(deep[name]), stream.worst_lost]
             + [stats["n_leaves"], stats["n_probes"], stats["n_returns"]]
             + [stats["n_plain_rounds"] / max(1, stats["n_rounds"])]
         )

@@ -5,13 +5,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from .decode import DecodeStats
 from .decoder import SpeculativeDecoder
 from .generate import run_generate
 from .pair import LoadedTarget
-from .target import Target
+from .timing import synchronize
 from .trace import Trace
 
 
@@ -37,11 +35,11 @@ def run_forced(decoder: SpeculativeDecoder, trace: Trace) -> ForcedRun:
     request = decoder.request(
         trace.prompt, max_new_tokens=len(trace.generated), forced=trace.generated
     )
-    _synchronize(decoder.loaded.target)
+    synchronize(decoder.loaded.target.device)
     started = time.perf_counter()
     for _ in decoder.run(request):
         pass
-    _synchronize(decoder.loaded.target)
+    synchronize(decoder.loaded.target.device)
     total_s = time.perf_counter() - started
     stats = request.stats
     return ForcedRun(total_s, total_s - stats.prefill_s, len(trace.generated), stats)
@@ -64,26 +62,3 @@ def plain_over_generate(loaded: LoadedTarget, traces: Sequence[Trace]) -> float:
             theirs = run_generate(loaded, trace).total_s
         ratios.append(theirs / ours)
     return statistics.median(ratios)
-
-
-@torch.inference_mode()
-def reference_times(target: Target, n_passes: int, context: int = 64) -> list[float]:
-    """Return the seconds of a fixed 1-token pass, repeated; their spread tells the noise."""
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, target.vocab_size, (context,), generator=generator).tolist()
-    cache = target.new_cache(context + 1)
-    target.forward(tokens, cache, last_only=True)
-    times = []
-    for _ in range(n_passes):
-        _synchronize(target)
-        started = time.perf_counter()
-        target.forward(tokens[:1], cache)
-        _synchronize(target)
-        times.append(time.perf_counter() - started)
-        cache.truncate(context)
-    return times
-
-
-def _synchronize(target: Target) -> None:
-    if target.device.type != "cpu":
-        torch.accelerator.synchronize(target.device)

@@ -58,6 +58,7 @@ class GuardStats:
         n_leaves: Times speculation was left, probes excluded.
         gained_tokens: What speculation has gained so far (lost, below 0), in plain tokens' time.
         balance_tokens: What it may still lose.
+        worst_request_tokens: The most that one request lost, from its best point on.
         drift: Time of a plain token over the profile's.
         guard_s: Seconds the guard itself took.
     """
@@ -70,6 +71,7 @@ class GuardStats:
     n_leaves: int = 0
     gained_tokens: float = 0.0
     balance_tokens: float = 0.0
+    worst_request_tokens: float = 0.0
     drift: float = 1.0
     guard_s: float = 0.0
 
@@ -172,6 +174,8 @@ class Guard:
             self._speed.observe(False, seconds / modelled_s)
         for ledger in (self._stream, own):
             ledger.settle(done.n_emitted, price)
+        lost = own.allowance - own.balance
+        self.stats.worst_request_tokens = max(self.stats.worst_request_tokens, lost)
         self.stats.gained_tokens += done.n_emitted - price
         self._n_since_refresh += 1
         # Whether speculation pays is judged without the one-off price of coming back.

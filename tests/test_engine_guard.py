@@ -182,6 +182,7 @@ def test_a_draft_that_is_always_wrong_is_left_and_what_happened_can_be_read() ->
     assert stats.n_plain_rounds > 0.8 * stats.n_rounds
     assert -8 - 0.006 * stats.n_tokens <= stats.gained_tokens < 0
     assert 0 <= stats.balance_tokens < 8
+    assert 0 < stats.worst_request_tokens <= 8
     assert stats.drift == pytest.approx(1.0)
     assert stats.guard_s > 0
 
