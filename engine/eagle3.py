@@ -272,7 +272,7 @@ def rotary_frequencies(config: Eagle3Config) -> tuple[Tensor, float]:
         # The same formula, and unlike the default one it knows partial rotary factors.
         rope |= {"rope_type": "linear", "factor": 1.0}
     model = LlamaConfig(
-        hidden_size=config.hidden_size,
+        hidden_size=config.n_heads * config.head_dim,  # angles ask for the size of a head alone
         num_attention_heads=config.n_heads,
         head_dim=config.head_dim,
         rope_parameters=rope,

@@ -20,7 +20,7 @@ from .eagle3 import Eagle3Config
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 Size = Annotated[int, Field(ge=1, le=2**20)]
-Layers = list[Annotated[int, Field(ge=-1, le=2**20)]]
+Layers = list[Annotated[int, Field(ge=-(2**20), le=2**20)]]
 
 
 class _Stated(BaseModel):

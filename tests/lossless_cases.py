@@ -261,7 +261,7 @@ def random_sizes(kind: str, rng: random.Random) -> dict[str, Any]:
     if kind == "neox":  # has as many key-value heads as heads, which make up its width
         return sizes | {"hidden_size": n_heads * head_dim, "rotary_pct": rng.choice((0.5, 1.0))}
     sizes |= {"num_key_value_heads": n_kv_heads, "head_dim": head_dim}
-    sizes["hidden_size"] = rng.choice((48, 64))
+    sizes["hidden_size"] = n_heads * rng.choice((10, 16))  # not always that of all heads
     if kind in ("mistral", "gemma2"):
         sizes["sliding_window"] = rng.choice((4, 8, 13))
     return sizes
