@@ -122,6 +122,13 @@ def _add_tune(subparsers: Subparsers) -> None:
         choices=sorted(ENGINE_SPACES),
         help="propose only trees that this engine can run",
     )
+    command.add_argument(
+        "--batch-sizes",
+        type=_whole_numbers,
+        metavar="N,N",
+        help="prompts at a time for which trees are chosen and proved, such as 1,2,4,8 "
+        "(default: 1)",
+    )
     _add_device(command)
     for name, text in (
         ("tune-prompts", "prompts to search on"),
@@ -142,6 +149,14 @@ def _add_tune(subparsers: Subparsers) -> None:
         help="keep prompts and answers: all in NAME.texts.jsonl, a few in the report, both "
         "readable by you alone",
     )
+
+
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    """Return numbers that stand between commas; argparse tells of those that are none."""
+    return tuple(int(part) for part in text.split(","))
+
+
+_whole_numbers.__name__ = "list of whole numbers"  # as argparse calls what it expected
 
 
 def _add_run(subparsers: Subparsers) -> None:

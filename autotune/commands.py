@@ -230,6 +230,7 @@ def _settings(arguments: argparse.Namespace) -> Any:
             ("max_nodes", arguments.max_nodes),
             ("max_depth", arguments.max_depth),
             ("engine_space", arguments.engine_space),
+            ("batch_sizes", arguments.batch_sizes),
         )
         if value is not None
     }

@@ -7,6 +7,7 @@ from profiles import JobSummary, Profile, check_writable, measurements_path
 from profiles.errors import SpectuneError
 from profiles.io import remove_leftovers
 
+from .batches.schedule import tune_batches
 from .costing import measure_costs
 from .job import Models, look_again, prepare
 from .measuring import measure_trees
@@ -105,13 +106,29 @@ def tune(
         with watch.step("holdout"):  # 6: the proof, on prompts the search never saw
             proof = prove(job, rungs, servings, unseen, progress) if rungs and unseen else None
 
+        with watch.step("batches"):  # several prompts at a time: chosen on tune prompts, proved
+            batches = tune_batches(job, measured, proof, texts, unseen, progress)
+
         took = JobSummary(
             planned_s=planned.total_s, seconds=watch.seconds, cut=cuts(settings, job.settings)
         )
         profile = build_profile(  # 7
-            job, probes, costs, predicted, measured, rungs, servings, proof, out, home, took
+            job,
+            probes,
+            costs,
+            predicted,
+            measured,
+            rungs,
+            servings,
+            proof,
+            batches,
+            out,
+            home,
+            took,
         )
-        measurements = build_measurements(job, costs, predictor, predicted, measured, proof)
+        measurements = build_measurements(
+            job, costs, predictor, predicted, measured, proof, batches
+        )
         profile = save_all(profile, measurements, home, out)
     kept = {"tune": texts, "holdout": unseen} if keep_text else {}
     write_job_report(job, profile, measurements, kept, out, progress)

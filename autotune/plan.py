@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from engine.rounds import PLAIN_EVERY
 from profiles.errors import UsageError
 
+from .batches.trying import MAX_TREES, N_BATCHES, larger_sizes
 from .costing import draft_probes, verify_probes
 from .job import Job
 from .progress import Silent
@@ -32,6 +33,9 @@ RACED = 0.6
 
 SPECULATIVE = 0.65
 """A speculative request, in times of a plain one."""
+
+ROW = 0.3
+"""What every prompt beside the first adds to the time of a batch, in times of a plain answer."""
 
 TYPICAL_RUNGS = 2
 
@@ -113,7 +117,16 @@ def plan_of(job: Job, pace: Pace, done: Mapping[str, float]) -> Plan:
         "holdout": answer_s
         * (n_holdout * 2 * (1 + TYPICAL_RUNGS * SPECULATIVE) + BASELINE_ANSWERS),
     }
+    if sizes := larger_sizes(settings):
+        batches = sum(_batch_runs(n, n_tune, n_holdout) * (1 + ROW * (n - 1)) for n in sizes)
+        estimates["batches"] = answer_s * batches
     return Plan({"prepare": 0.0} | estimates | dict(done))
+
+
+def _batch_runs(size: int, n_tune: int, n_holdout: int) -> float:
+    """Return the runs of batches of a size, in times of a plain one."""
+    tried = min(N_BATCHES, n_tune // size) * (2 + SPECULATIVE * MAX_TREES)
+    return tried + (n_holdout // size) * 2 * (1 + SPECULATIVE)
 
 
 def first_pace(job: Job) -> Pace:

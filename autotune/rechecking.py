@@ -144,6 +144,7 @@ def _refuted(profile: Profile, found: Recheck) -> dict[str, object]:
         "tree": PLAIN,
         "adaptive": False,
         "evidence": None,
+        "batch_schedule": (),
         "alternatives": tuple(rivals),
     }
 

@@ -8,6 +8,9 @@ from profiles.errors import UsageError
 
 from .space import NODE_BUCKETS
 
+MAX_BATCH = 512
+"""Most prompts at a time; every row costs memory for its text."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -27,6 +30,7 @@ class Settings:
         max_lookup_depth: Deepest tree of the lookup draft, whose levels cost next to nothing.
         engine_space: Another engine that must be able to run every tree, or None.
         sampling: Greedy, or temperature with its filters.
+        batch_sizes: Prompts at a time for which trees are chosen and proved; 1 always is.
         seed: Of the split, the sampler, the order of runs and the noise of sampling.
         raw: Leave out the chat template.
     """
@@ -43,6 +47,7 @@ class Settings:
     max_depth: int = 8
     max_lookup_depth: int = 16
     engine_space: str | None = None
+    batch_sizes: tuple[int, ...] = (1,)
     sampling: Sampling = GREEDY
     seed: int = 0
     raw: bool = False
@@ -60,6 +65,11 @@ class Settings:
                     f"{name} must be at most {NODE_BUCKETS[-1]}, the most that is searched, but "
                     f"is {getattr(self, name)}; lower it"
                 )
+        if not all(1 <= size <= MAX_BATCH for size in self.batch_sizes):
+            raise UsageError(
+                f"batch_sizes must be from 1 to {MAX_BATCH}, but are "
+                f"{', '.join(map(str, self.batch_sizes))}"
+            )
         if self.engine_space is not None and self.engine_space not in ENGINE_SPACES:
             raise UsageError(
                 f"engine_space must be one of {', '.join(ENGINE_SPACES)}, but is "

@@ -32,6 +32,8 @@ from profiles import (
 )
 from profiles.times import now
 
+from .batches.costs import with_batches
+from .batches.schedule import BatchResults
 from .candidates import Candidate
 from .cost_model import CostModel
 from .holdout import MIN_PROMPTS
@@ -58,6 +60,7 @@ def build_profile(
     rungs: Sequence[Candidate],
     servings: Sequence[Serving],
     proof: "Proof | None",
+    batches: BatchResults,
     out: Path,
     home: StudyHome,
     took: JobSummary,
@@ -103,7 +106,10 @@ def build_profile(
         guard=served.guard if served else None,
         calibration=served.calibration if served else None,
         noise=proof.noise(job.noise) if proof else job.noise,
-        cost_model=costs.summary(leader.draft),
+        batch_schedule=batches.schedule,
+        cost_model=with_batches(
+            costs.summary(leader.draft), batches.sizes, sample.mean_prompt_tokens
+        ),
         search=SearchSummary(
             predicted=len(predicted),
             measured=len(measured),
@@ -170,6 +176,7 @@ def build_measurements(
     predicted: Sequence[Candidate],
     measured: Sequence[Candidate],
     proof: "Proof | None",
+    batches: BatchResults,
 ) -> Measurements:
     """Return the figures behind a profile: times and counts, no text."""
     looked_at = sorted({c.draft for c in (*predicted, *measured) if not c.tree.is_plain})
@@ -202,6 +209,7 @@ def build_measurements(
         ]
         if proof
         else (),
+        batches=batches.runs,
         acceptance=predictor.acceptance(looked_at),
         drafts=[
             PricedDraft(draft=name, ref=loaded.ref, costs=costs.summary(name))

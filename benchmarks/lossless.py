@@ -37,7 +37,14 @@ from engine.pair import LoadedTarget, load_draft, load_target  # noqa: E402
 from engine.sampling import Sampler  # noqa: E402
 from engine.stopping import StopRules  # noqa: E402
 from engine.text import encode_prompt  # noqa: E402
-from lossless_cases import Tap, Verdict, first_difference, judge, random_wanted  # noqa: E402
+from lossless_cases import (  # noqa: E402
+    Tap,
+    Verdict,
+    first_difference,
+    judge,
+    judge_crowd,
+    random_wanted,
+)
 from profiles import PLAIN, TreeConfig  # noqa: E402
 
 DOMAINS = ROOT / "examples" / "domains"
@@ -60,6 +67,9 @@ class Size:
 
 
 TELL_EVERY_S = 60
+
+SHARE_OF_BATCHES = 0.25
+"""Of the random cases: several requests at a time, beside each other."""
 
 QUICK = Size(n_cases=150, minutes=0.6, n_prompts_per_domain=1, n_new=24)
 FULL = Size(n_cases=3000, minutes=30.0, n_prompts_per_domain=8, n_new=128)
@@ -89,7 +99,10 @@ def run_random_cases(size: Size, seed: int) -> Verdict:
     rng, verdict = random.Random(seed), Verdict()
     started = told = time.monotonic()
     while verdict.n_cases < size.n_cases and time.monotonic() < started + 60 * size.minutes:
-        judge(random_wanted(rng), rng, verdict)
+        if rng.random() < SHARE_OF_BATCHES:
+            judge_crowd(rng, verdict)
+        else:
+            judge(random_wanted(rng), rng, verdict)
         if time.monotonic() > told + TELL_EVERY_S:
             told = time.monotonic()
             minutes = (told - started) / 60

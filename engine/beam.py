@@ -5,7 +5,7 @@ One piece of code grows the tree of a round (one root) and the trees of a whole 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from profiles import TreeConfig
 
 from .adaptive import Shaper
+from .batch_cache import BatchCache
 from .cache import SPARE_ROWS, KVCache
 from .timing import PhaseClock
 from .tree import DraftTree, Pool
@@ -26,11 +27,13 @@ class BeamDraft(ABC):
 
     Attributes:
         first_token: Index of the first token of a text that enters its cache.
+        n_layers: Layers of its cache.
     """
 
     kind: str
     feature_layers: tuple[int, ...] = ()
     first_token = 0
+    n_layers: int
     max_top_k: int
     max_positions: int | None = None
 
@@ -62,6 +65,36 @@ class BeamDraft(ABC):
 
         Returns:
             As `extend`, for all n nodes.
+        """
+
+    @abstractmethod
+    def fused(self, features: Sequence[Tensor | None]) -> Tensor | None:
+        """Return what committed tokens of several texts continue from, as `pass_rows` takes it.
+
+        Args:
+            features: Per text those of its tokens; None for a single token that does not count.
+        """
+
+    @abstractmethod
+    def pass_rows(
+        self,
+        tokens: Tensor,
+        hidden: Tensor | None,
+        positions: Tensor,
+        masks: Sequence[Tensor],
+        cache: BatchCache,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run over new tokens of several texts, one text after another; see `forward_rows`.
+
+        Args:
+            tokens: int64 [n], target ids.
+            hidden: [n, H], fused features or fed-back states; None for a draft that needs none.
+            positions: int64 [n].
+            masks: Per text bool [n_i, m_i], which new token attends to which of the last m_i.
+            cache: What precedes them; counts them when told to.
+
+        Returns:
+            As `extend`, for all n tokens.
         """
 
     @abstractmethod
@@ -157,10 +190,11 @@ class BeamSession:
     """The state of a neural draft for one request; see `DraftSession`."""
 
     def __init__(self, draft: BeamDraft, prompt: list[int], n_max: int) -> None:
-        self._draft = draft
+        self.draft = draft
         self._tokens = prompt[draft.first_token :]
         self._features: list[Tensor] = []
         self._cache = draft.new_cache(n_max + SPARE_ROWS)
+        self._n_run = 0  # tokens the draft has run over
 
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
         """Take note of committed tokens; the draft runs over them at the next proposal."""
@@ -168,18 +202,24 @@ class BeamSession:
         if features is not None:
             self._features.append(features)
 
+    def take(self) -> tuple[list[int], Tensor | None]:
+        """Return the tokens, and their features, that the draft is to run over now."""
+        pending = self._tokens[self._n_run :]
+        self._n_run = len(self._tokens)
+        features = torch.cat(self._features) if self._features else None
+        self._features.clear()
+        return pending, features
+
     def propose(
         self, tree: TreeConfig, clock: PhaseClock, shaper: Shaper | None = None
     ) -> DraftTree:
         """Return the tree below the last committed token."""
-        pending = self._tokens[self._cache.length :]
-        features = torch.cat(self._features) if self._features else None
-        self._features.clear()
-        logits, hidden = self._draft.extend(pending, features, self._cache, last_only=True)
+        pending, features = self.take()
+        logits, hidden = self.draft.extend(pending, features, self._cache, last_only=True)
         clock.lap("extend")
         visible = torch.tensor([self._cache.length], device=logits.device)
         growing = shaper if shaper and shaper.stops_early else None
-        pool = self._draft.grow(self._cache, logits, hidden, visible, tree, growing)[0]
+        pool = self.draft.grow(self._cache, logits, hidden, visible, tree, growing)[0]
         selected = shaper.select(pool) if shaper else pool.select(tree.nodes)
         clock.lap("levels")
         return selected

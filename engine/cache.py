@@ -79,11 +79,25 @@ class KVLayer(CacheLayerMixin):
         return -1
 
 
+class RowLayout(NamedTuple):
+    """How the tokens of a pass, one after another over all rows, form rows of equal length.
+
+    Attributes:
+        n_rows: Rows.
+        n: Most new tokens of a row.
+        slots: int64, the place of every token in [n_rows * n]; None where all rows are full.
+    """
+
+    n_rows: int
+    n: int
+    slots: Tensor | None = None
+
+
 class LayerStates(NamedTuple):
     """What one layer holds after `KVCache.extend`.
 
     Attributes:
-        new: Keys and values of the added tokens, to be written: [2, n, n_kv_heads, head_dim].
+        new: Where keys and values of the added tokens belong: [2, n, n_kv_heads, head_dim].
         keys: All keys, the new ones included: [1, n_kv_heads, length, head_dim].
         values: All values.
     """
@@ -91,6 +105,10 @@ class LayerStates(NamedTuple):
     new: Tensor
     keys: Tensor
     values: Tensor
+
+    def write(self, states: Tensor) -> None:
+        """Write the added keys and values, [n, 2, n_kv_heads, head_dim]."""
+        self.new.copy_(states.transpose(0, 1))
 
 
 class KVCache(Cache):

@@ -49,6 +49,21 @@ class Round:
     model_free: bool = False
 
 
+@dataclass(frozen=True)
+class Drafted:
+    """A round before it is verified.
+
+    Attributes:
+        asked: The tree asked for, cut to the levels that were grown.
+        tree: The nodes.
+        n_extend: Tokens the draft, of a hybrid the head, had to catch up with.
+    """
+
+    asked: TreeConfig
+    tree: DraftTree
+    n_extend: int
+
+
 Observer = Callable[[Round, float], None]
 """Is told every round and the seconds it took."""
 
@@ -127,9 +142,9 @@ class Request:
         self._stop = stop
         self._forced = forced
         self._draft = draft
-        self._feature_layers = () if draft is None else draft.feature_layers
-        self._session: DraftSession | None = None
-        self._shaper = shaper
+        self.feature_layers = () if draft is None else draft.feature_layers
+        self.session: DraftSession | None = None
+        self.shaper = shaper
         self._n_committed = 0  # tokens the draft was told of
         self._n_extended = 0  # tokens it, or the head of a hybrid, ran over
         self._features: list[Tensor] = []  # of the tokens after them
@@ -162,15 +177,21 @@ class Request:
         return len(self.tokens) - self._n_extended
 
     @torch.inference_mode()
-    def prefill(self) -> list[int]:
-        """Run the prompt through the target and return the first token."""
+    def prefill(self, room: int | None = None) -> list[int]:
+        """Run the prompt through the target and return the first token.
+
+        Args:
+            room: Tokens to make room for in the cache beside the prompt; by default what the
+                text may still grow by, and the nodes of a round.
+        """
         started = time.perf_counter()
-        self.cache = self.target.new_cache(self.n_prompt + self._budget + SPARE_ROWS)
+        room = self._budget + SPARE_ROWS if room is None else room
+        self.cache = self.target.new_cache(self.n_prompt + room)
         logits, features = self.target.forward(
-            self.tokens, self.cache, last_only=True, feature_layers=self._feature_layers
+            self.tokens, self.cache, last_only=True, feature_layers=self.feature_layers
         )
         walk(ROOT_ONLY, self._emitter(logits))
-        self._keep_features(features)
+        self.keep_features(features)
         self.stats.prefill_s = time.perf_counter() - started
         self.clock.restart()
         return self.tokens[self.n_prompt :]
@@ -179,33 +200,61 @@ class Request:
     def step(self, tree_config: TreeConfig) -> list[int]:
         """Run one round and return the tokens it emitted."""
         start, n_before = self.cache.length, len(self.tokens)
-        tree, n_extend = ROOT_ONLY, 0
-        tree_config = self._feasible(tree_config)
-        if not tree_config.is_plain:
-            n_extended = self._n_extended
-            tree = self._propose(tree_config)
-            n_extend = self._n_extended - n_extended
-            tree_config = tree_config.limited(tree.n_levels)
+        drafted = self.draft_round(tree_config)
+        tree = drafted.tree
         logits, features = self.target.forward(
             [self.tokens[-1], *tree.tokens],
             self.cache,
             positions=start + torch.tensor(tree.depths),
             mask=tree.mask() if tree.n_nodes else None,
-            feature_layers=self._feature_layers,
+            feature_layers=self.feature_layers,
         )
-        path = walk(tree, self._emitter(logits))
+        path = self.accept(drafted, logits)
         self.clock.lap("verify")
         self.cache.keep_path(start, path)
-        emitted = self.tokens[n_before:]
-        self._keep_features(features, path)
-        self.stats.count(tree.n_nodes, len(emitted))
-        self.last_round = Round(
-            tree_config, tree.n_nodes, n_extend, start, len(emitted), tree.model_free
-        )
+        self.keep_features(features, path)
         self.clock.lap("commit")
-        return emitted
+        return self.tokens[n_before:]
 
-    def _feasible(self, tree_config: TreeConfig) -> TreeConfig:
+    def draft_round(self, tree_config: TreeConfig) -> Drafted:
+        """Return the next round with its tree, cut to what the request has room for."""
+        tree_config = self.feasible(tree_config)
+        if tree_config.is_plain:
+            return Drafted(tree_config, ROOT_ONLY, 0)
+        session = self.told_session()
+        return self.drafted(tree_config, session.propose(tree_config, self.clock, self.shaper))
+
+    def drafted(self, asked: TreeConfig, tree: DraftTree) -> Drafted:
+        """Return the round of a proposed tree; takes note of how far the draft has read."""
+        n_extend = 0
+        if not tree.model_free:
+            n_extend = len(self.tokens) - self._n_extended
+            self._n_extended = len(self.tokens)
+        return Drafted(asked.limited(tree.n_levels), tree, n_extend)
+
+    def accept(self, drafted: Drafted, logits: Tensor) -> list[int]:
+        """Emit tokens along the tree as far as the target agrees; return the visited nodes.
+
+        Args:
+            drafted: The round.
+            logits: The target's [n_nodes + 1, vocabulary].
+        """
+        context = len(self.tokens) - 1  # the last token enters the cache with this round
+        path = walk(drafted.tree, self._emitter(logits))
+        tree = drafted.tree
+        self.stats.count(tree.n_nodes, len(path))
+        self.last_round = Round(
+            drafted.asked, tree.n_nodes, drafted.n_extend, context, len(path), tree.model_free
+        )
+        return path
+
+    def release(self) -> None:
+        """Let go of caches and features; the text stays."""
+        vars(self).pop("cache", None)
+        self.session = None
+        self._features.clear()
+
+    def feasible(self, tree_config: TreeConfig) -> TreeConfig:
         """Cut a tree to the budget; plain without a draft, or beyond what the draft can read."""
         if self._draft is None:
             return PLAIN
@@ -213,23 +262,20 @@ class Request:
         in_reach = limit is None or len(self.tokens) + tree_config.depth <= limit
         return tree_config if in_reach else PLAIN
 
-    def _propose(self, tree_config: TreeConfig) -> DraftTree:
-        """Tell the draft what was committed since it last proposed, and let it propose."""
+    def told_session(self) -> DraftSession:
+        """Return the draft's session, told of all that was committed so far."""
         assert self._draft is not None  # noqa: S101 - else no tree is feasible
-        if self._session is None:
+        if self.session is None:
             n_max = self.n_prompt + self._budget
-            self._session = self._draft.open(self.tokens[: self.n_prompt], n_max)
+            self.session = self._draft.open(self.tokens[: self.n_prompt], n_max)
             self._n_committed = self.n_prompt
         features = torch.cat(self._features) if self._features else None
-        self._session.commit(self.tokens[self._n_committed :], features)
+        self.session.commit(self.tokens[self._n_committed :], features)
         self._n_committed = len(self.tokens)
         self._features.clear()
-        tree = self._session.propose(tree_config, self.clock, self._shaper)
-        if not tree.model_free:
-            self._n_extended = len(self.tokens)
-        return tree
+        return self.session
 
-    def _keep_features(self, features: Tensor | None, rows: list[int] | None = None) -> None:
+    def keep_features(self, features: Tensor | None, rows: list[int] | None = None) -> None:
         """Keep the features of new tokens until the draft reads them.
 
         They come with the target's pass, so keeping them costs next to nothing; at most, those of

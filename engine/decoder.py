@@ -1,7 +1,7 @@
 """The decoder people use: text in, text out, driven by a profile."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +25,7 @@ from profiles.errors import UsageError
 from profiles.prices import Prices
 
 from .adaptive import Shaper
+from .batch import BatchObserver, TreeOfBatch, decode_many
 from .decode import DecodeStats, Request, decode
 from .draft import Draft, fresh, remember
 from .fingerprint import describe_device
@@ -70,6 +71,8 @@ class SpeculativeDecoder:
         sampling: Temperature, top-k and top-p; greedy by default.
         serving: How the tree is served: guarded, and perhaps adaptive; by default neither.
         raw: Leave out the chat template where a request does not say.
+        tree_of_batch: Chooses the tree by the number of prompts in flight, of `generate_many`;
+            always `tree` if None.
 
     All requests of a decoder share its guard: what one teaches about the traffic holds for the
     next, and what may be lost is counted over all of them. Decoders are not for several threads.
@@ -84,6 +87,7 @@ class SpeculativeDecoder:
         serving: Serving | None = None,
         *,
         raw: bool = False,
+        tree_of_batch: TreeOfBatch | None = None,
     ) -> None:
         self._guard: Guard | None = None
         self._shaper: Shaper | None = None
@@ -104,6 +108,7 @@ class SpeculativeDecoder:
         self.tree = tree
         self.sampling = sampling
         self.raw = raw
+        self.tree_of_batch = tree_of_batch or (lambda n_rows: tree)
 
     @classmethod
     def from_profile(
@@ -147,7 +152,15 @@ class SpeculativeDecoder:
             draft = draft_of(profile.draft, loaded)
             fatal = _fatal(profile, facts(loaded, draft.ref, sampling))
             if not fatal or trust:
-                return cls(loaded, draft.draft, profile.tree, sampling, profile.serving, raw=raw)
+                return cls(
+                    loaded,
+                    draft.draft,
+                    profile.tree,
+                    sampling,
+                    profile.serving,
+                    raw=raw,
+                    tree_of_batch=profile.tree_of_batch,
+                )
         warnings.warn(_distrust(profile, fatal), UntrustedProfileWarning, stacklevel=2)
         return cls(loaded, sampling=sampling, raw=raw)
 
@@ -229,6 +242,61 @@ class SpeculativeDecoder:
         for _ in self.run(request):
             pass
         return self.result(request)
+
+    def generate_many(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        batch_size: int = 8,
+        each: Callable[[int], Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> list[Generation]:
+        """Generate the answers to several prompts, some of them at a time.
+
+        Every answer is what `generate(prompt, index=place in the list, **options)` gives, whatever
+        its neighbours are. How rounds with several rows in flight draft is the schedule's matter,
+        not the guard's. Answers are remembered, by drafts that do so, when all are there.
+
+        Args:
+            prompts: See `generate`.
+            batch_size: Most prompts in flight; one that has ended makes room for the next.
+            each: Further options of the prompt at a place in the list, for example logits
+                processors with a state of their own.
+            **options: Options of all prompts; see `generate`.
+
+        Raises:
+            UsageError: A prompt is empty or does not fit the context, or `batch_size` is below 1.
+        """
+        if batch_size < 1:
+            raise UsageError(f"batch_size must be at least 1, but is {batch_size}")
+        requests = [
+            self.request(prompt, **options | {"index": i} | dict(each(i) if each else {}))
+            for i, prompt in enumerate(prompts)
+        ]
+        if min(batch_size, len(requests)) == 1:  # guarded, and as adaptive as the profile
+            for request in requests:
+                for _ in self.run(request):
+                    pass
+                request.release()
+        else:
+            self.run_many(requests, batch_size)
+        return [self.result(request) for request in requests]
+
+    def run_many(
+        self,
+        requests: Sequence[Request],
+        batch_size: int,
+        observe: BatchObserver | None = None,
+    ) -> None:
+        """Decode requests to their ends, at most `batch_size` at a time."""
+        min_left = 0 if self._guard is None else self._guard.settings.min_new_tokens
+        for _ in decode_many(
+            self.loaded.target, requests, batch_size, self.tree_of_batch, observe, min_left
+        ):
+            pass
+        for request in requests:
+            if not request.is_forced and self.draft is not None:
+                remember(self.draft, request.generated)
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[str]:
         """Yield the text of the answer piece by piece; see `generate` for the options."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .batch_cache import BatchCache, packed, padded, visible_rows
 from .beam import BeamDraft
 from .cache import KVCache
 from .eagle3 import Eagle3Head
@@ -25,6 +26,7 @@ class Eagle3Draft(BeamDraft):
         pack_in_place(head)
         self.head = head
         self.feature_layers = head.config.feature_layers
+        self.n_layers = head.config.n_layers
         self.max_top_k = head.config.draft_vocab_size
         self._window = head.config.sliding_window
 
@@ -76,6 +78,36 @@ class Eagle3Draft(BeamDraft):
             keys = torch.cat([cache.positions[: cache.length].to(positions.device), positions])
             mask = mask & (positions[:, None] - keys[None, :] < self._window)
         hidden = self._run(tokens, hidden, positions, cache, mask[None, None])
+        return self.head.logits(hidden), hidden
+
+    def fused(self, features: Sequence[Tensor | None]) -> Tensor | None:
+        """Return the fused features [n, H] of committed tokens; see `NeuralDraft`."""
+        config, like = self.head.config, self.head.fc.weight
+        width = config.n_features * config.target_hidden_size
+        return self.head.fuse(
+            torch.cat([like.new_zeros(1, width) if own is None else own for own in features])
+        )
+
+    def pass_rows(
+        self,
+        tokens: Tensor,
+        hidden: Tensor | None,
+        positions: Tensor,
+        masks: Sequence[Tensor],
+        cache: BatchCache,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run the head over n tokens of several texts: logits [n, draft vocabulary] and states."""
+        assert hidden is not None  # noqa: S101
+        layout = cache.begin([len(mask) for mask in masks], positions)
+        visible = visible_rows(cache.lengths, masks, cache.end)
+        places = padded(positions, layout)
+        if self._window is not None:
+            keys = cache.positions[: layout.n_rows, : cache.end]
+            visible &= places[:, :, None] - keys[:, None] < self._window
+        out: Tensor = self.head(
+            padded(tokens, layout), padded(hidden, layout), places, cache, visible[:, None]
+        )
+        hidden = packed(out, layout)
         return self.head.logits(hidden), hidden
 
     def to_target(self, draft_ids: Tensor) -> Tensor:

@@ -111,13 +111,13 @@ class HybridSession:
         self._draft = draft
         self._n_left = n_max - len(prompt)
         self._suffix = draft.suffix.open(prompt, n_max)
-        self._head: DraftSession = draft.head.open(prompt, n_max)
+        self.head: DraftSession = draft.head.open(prompt, n_max)
 
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
         """Take note of committed tokens; the head runs over them in its next own round."""
         self._n_left -= len(tokens)
         self._suffix.commit(tokens, features)
-        self._head.commit(tokens, features)
+        self.head.commit(tokens, features)
 
     def propose(
         self, tree: TreeConfig, clock: PhaseClock, shaper: Shaper | None = None
@@ -126,8 +126,11 @@ class HybridSession:
 
         A shaper knows what the head's scores are worth, so it shapes the head's trees alone.
         """
+        free = self.matched(clock)
+        return self.head.propose(tree, clock, shaper) if free is None else free
+
+    def matched(self, clock: PhaseClock) -> DraftTree | None:
+        """Return the tree of a model-free round, None if the head shall have it."""
         pool = self._draft.match(self._suffix, self._n_left)
         clock.lap("match")
-        if pool is None:
-            return self._head.propose(tree, clock, shaper)
-        return replace(pool.tree(), model_free=True)
+        return None if pool is None else replace(pool.tree(), model_free=True)

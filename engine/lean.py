@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cache import KVCache
+from .batch_cache import BatchCache, BatchStates
+from .cache import KVCache, LayerStates, RowLayout
 from .packed import PackedLinear
 
 _FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
@@ -133,22 +134,25 @@ class LeanForward:
         self,
         ids: Tensor,
         positions: Tensor,
-        cache: KVCache,
+        cache: KVCache | BatchCache,
         mask: Tensor | None,
         *,
         last_only: bool,
         feature_layers: Sequence[int],
+        layout: RowLayout | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the model over new tokens and append them to the cache.
+        """Run the model over new tokens of one sequence or several, and append them to the cache.
 
         Args:
-            ids: int64 [n].
+            ids: int64 [n], those of several sequences one after another.
             positions: int64 [n], absolute.
             cache: What precedes them; grows by n.
-            mask: bool [n, cached + n], who attends to whom, a sliding window included; causal
-                over all that is cached if None.
+            mask: bool [n, cached + n] or [rows, most new tokens of one, cached + them], who
+                attends to whom, a sliding window included; causal over all that is cached if
+                None.
             last_only: Compute logits for the last token only.
             feature_layers: Layers whose inputs to return.
+            layout: How the tokens form rows; all are one row if None.
 
         Returns:
             Logits [n or 1, vocabulary] and the features side by side [n, n_features * hidden],
@@ -157,14 +161,17 @@ class LeanForward:
         n = len(ids)
         x = F.embedding(ids, self._embedding)
         cos, sin = self._rotary(positions, x.dtype)
-        bias = self._bias(mask, n, cache.length, x)
+        layout = layout or RowLayout(1, n)
+        bias = self._bias(mask, layout, cache.length, x)
         inputs: dict[int, Tensor] = {}
-        held = cache.extend(n, self._n_kv_heads, self._head_dim, x)
+        held: Sequence[LayerStates | BatchStates] = cache.extend(
+            n, self._n_kv_heads, self._head_dim, x
+        )
         for index, (layer, states) in enumerate(zip(self._layers, held, strict=True)):
             if index in feature_layers:
                 inputs[index] = x
-            queries = self._project(layer, x, cos, sin, states.new)
-            x = layer.out.add_to(x, self._attend(queries, states.keys, states.values, bias))
+            queries = self._project(layer, x, cos, sin, states)
+            x = layer.out.add_to(x, self._attend(queries, states, bias, layout))
             gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=-1)
             x = layer.down.add_to(x, F.silu(gate).mul_(up))
         features = torch.cat([inputs[i] for i in feature_layers], dim=-1) if inputs else None
@@ -179,21 +186,32 @@ class LeanForward:
             torch.cat((-sin, sin), dim=-1).to(dtype),
         )
 
-    def _bias(self, mask: Tensor | None, n: int, start: int, x: Tensor) -> Tensor | None:
+    def _bias(
+        self, mask: Tensor | None, layout: RowLayout, start: int, x: Tensor
+    ) -> Tensor | None:
         """Return what is added to the scores, 0 or -inf, with a row per query of a key head.
 
         None where every score counts (one token) or torch's own causal order is right (nothing
         cached), which spares a long prompt the square matrix.
         """
+        n_rows, n, _ = layout
         if mask is None:
             if n == 1 or start == 0:
                 return None
             mask = torch.ones(n, start + n, dtype=torch.bool, device=x.device).tril(start)
         bias = x.new_zeros(mask.shape).masked_fill_(~mask.to(x.device), float("-inf"))
-        return bias.repeat_interleave(self._n_heads // self._n_kv_heads, dim=0)[None, None]
+        n_shared = self._n_heads // self._n_kv_heads
+        return bias.view(n_rows, n, -1).repeat_interleave(n_shared, dim=1)[:, None]
 
-    def _project(self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, new: Tensor) -> Tensor:
-        """Return rotated queries [n, n_heads, head_dim]; write keys and values to `new`."""
+    def _project(
+        self,
+        layer: _Layer,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        held: LayerStates | BatchStates,
+    ) -> Tensor:
+        """Return rotated queries [n, n_heads, head_dim]; write keys and values to the cache."""
         n_rotated = self._n_heads + self._n_kv_heads
         states = layer.qkv(layer.norm(x)).view(len(x), -1, self._head_dim)
         rotated = states.narrow(1, 0, n_rotated)
@@ -203,24 +221,33 @@ class LeanForward:
         swapped = rotated.roll(self._head_dim // 2, dims=-1)
         rotated.mul_(cos).addcmul_(swapped, sin)
         keys_values = states.narrow(1, self._n_heads, 2 * self._n_kv_heads)
-        new.copy_(keys_values.view(len(x), 2, self._n_kv_heads, self._head_dim).transpose(0, 1))
+        held.write(keys_values.view(len(x), 2, self._n_kv_heads, self._head_dim))
         return states.narrow(1, 0, self._n_heads)
 
     def _attend(
-        self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None
+        self,
+        queries: Tensor,
+        held: LayerStates | BatchStates,
+        bias: Tensor | None,
+        layout: RowLayout,
     ) -> Tensor:
         """Attend with queries [n, n_heads, head_dim]; return [n, n_heads * head_dim]."""
-        n, n_groups = len(queries), self._n_kv_heads
+        keys, values, n_groups = held.keys, held.values, self._n_kv_heads
+        n_rows, n, slots = layout
         if bias is None and n > 1:
             attended: Tensor = F.scaled_dot_product_attention(
                 queries.transpose(0, 1)[None], keys, values, is_causal=True, enable_gqa=True
             )
             return attended.transpose(1, 2).reshape(n, -1)
-        rows = queries.view(n, n_groups, -1, self._head_dim).transpose(0, 1)
-        rows = rows.reshape(1, n_groups, -1, self._head_dim)
+        if slots is not None:
+            padded = queries.new_zeros(n_rows * n, *queries.shape[1:])
+            queries = padded.index_copy_(0, slots, queries)
+        rows = queries.view(n_rows, n, n_groups, -1, self._head_dim).transpose(1, 2)
+        rows = rows.reshape(n_rows, n_groups, -1, self._head_dim)
         attended = F.scaled_dot_product_attention(rows, keys, values, attn_mask=bias)
-        attended = attended.view(n_groups, n, -1, self._head_dim)
-        return attended.transpose(0, 1).reshape(n, -1)
+        attended = attended.view(n_rows, n_groups, n, -1, self._head_dim).transpose(1, 2)
+        attended = attended.reshape(n_rows * n, -1)
+        return attended if slots is None else attended[slots]
 
 
 def _is_known(model: nn.Module) -> bool:

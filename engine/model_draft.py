@@ -1,10 +1,12 @@
 """A small causal language model as draft."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .batch_cache import BatchCache
 from .beam import BeamDraft
 from .cache import KVCache
 from .target import Target
@@ -23,6 +25,7 @@ class ModelDraft(BeamDraft):
     def __init__(self, model: Any, target_vocab_size: int) -> None:
         self.model = model
         self._decoder = Target(model)
+        self.n_layers = self._decoder.n_layers
         self.max_positions = self._decoder.max_positions
         self.max_top_k = min(self._decoder.vocab_size, target_vocab_size)
 
@@ -49,11 +52,27 @@ class ModelDraft(BeamDraft):
         logits, _ = self._decoder.forward(tokens, cache, positions=positions, mask=mask)
         return logits[:, : self.max_top_k], None
 
+    def fused(self, features: Sequence[Tensor | None]) -> Tensor | None:
+        """Return None: a model reads tokens alone."""
+        return None
+
+    def pass_rows(
+        self,
+        tokens: Tensor,
+        hidden: Tensor | None,
+        positions: Tensor,
+        masks: Sequence[Tensor],
+        cache: BatchCache,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run the model over n tokens of several texts: logits [n, `max_top_k`] and no states."""
+        logits, _ = self._decoder.forward_rows(self._known(tokens), positions, masks, cache)
+        return logits[:, : self.max_top_k], None
+
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """Return the ids as they are: both vocabularies are the same."""
         return draft_ids
 
-    def _known(self, tokens: list[int]) -> Tensor:
+    def _known(self, tokens: list[int] | Tensor) -> Tensor:
         """Replace target ids beyond the draft's embedding rows, which it cannot read, by 0."""
-        ids = torch.tensor(tokens)
+        ids = torch.as_tensor(tokens)
         return ids.masked_fill(ids >= self._decoder.vocab_size, 0)

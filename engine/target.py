@@ -1,4 +1,4 @@
-"""The target: one forward pass over a tree of new tokens on top of what the cache holds.
+"""The target: one pass over a tree of new tokens, or several trees, on top of what a cache holds.
 
 Knows nothing about drafts, sampling or text.
 """
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from profiles.errors import SpectuneError
 
-from .cache import KVCache
+from .batch_cache import BatchCache, packed, padded, visible_rows
+from .cache import KVCache, RowLayout
 from .lean import LeanForward
 from .packed import pack_in_place
 
@@ -50,7 +51,7 @@ class Target:
 
         def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             hidden = args[0] if args else kwargs["hidden_states"]
-            self._features[index] = hidden[0]
+            self._features[index] = hidden
 
         layer = _decoder_layers(self.model, self.n_layers)[index]
         layer.register_forward_pre_hook(keep, with_kwargs=True)
@@ -99,20 +100,92 @@ class Target:
             return self._lean(
                 ids, positions, cache, full, last_only=last_only, feature_layers=feature_layers
             )
+        logits, features = self._run(
+            ids[None],
+            positions[None],
+            cache,
+            self._as_model_mask(visible),
+            feature_layers,
+            last_only=last_only,
+        )
+        return logits[0], None if features is None else features[0]
+
+    def new_batch_cache(self, n_slots: int) -> BatchCache:
+        """Return an empty cache for at most `n_slots` sequences."""
+        return BatchCache(self.n_layers, n_slots, self.device)
+
+    @torch.inference_mode()
+    def forward_rows(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        masks: Sequence[Tensor],
+        cache: BatchCache,
+        *,
+        feature_layers: Sequence[int] = (),
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run the target over new tokens of several sequences at once.
+
+        They are written to the cache, but it counts them only when it is told which to keep.
+
+        Args:
+            tokens: int64 [n], the new token ids, row after row.
+            positions: int64 [n], absolute.
+            masks: Per row bool [n_i, m_i] with m_i >= n_i, as for `forward`.
+            cache: What precedes them, a row each.
+            feature_layers: As for `forward`.
+
+        Returns:
+            Logits [n, vocabulary] and the features [n, n_features * hidden] of all new tokens,
+            row after row; no features if there are no layers.
+        """
+        ids, positions = tokens.to(self.device), positions.to(self.device)
+        layout = cache.begin([len(mask) for mask in masks], positions)
+        visible = self._visible_rows(cache, masks, layout, positions)
+        if self._lean is not None:
+            full = None if visible is None else visible[self._layer_kinds[0]]
+            return self._lean(
+                ids,
+                positions,
+                cache,
+                full,
+                last_only=False,
+                feature_layers=feature_layers,
+                layout=layout,
+            )
+        logits, features = self._run(
+            padded(ids, layout),
+            padded(positions, layout),
+            cache,
+            self._as_model_mask(visible),
+            feature_layers,
+        )
+        return packed(logits, layout), None if features is None else packed(features, layout)
+
+    def _run(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        cache: KVCache | BatchCache,
+        mask: Tensor | dict[str, Tensor] | None,
+        feature_layers: Sequence[int],
+        last_only: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run transformers' own forward over ids [rows, n].
+
+        Returns:
+            Logits [rows, n or 1, vocabulary] and features [rows, n, n_features * hidden].
+        """
         for index in set(feature_layers) - self._watched:
             self._watch(index)
         kwargs: dict[str, Any] = {self._cache_argument: cache}
         if last_only and self._keep_logits:
             kwargs["logits_to_keep"] = 1
         logits = self.model(
-            input_ids=ids[None],
-            position_ids=positions[None],
-            attention_mask=self._as_model_mask(visible),
-            use_cache=True,
-            **kwargs,
-        ).logits[0]
+            input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=True, **kwargs
+        ).logits
         if last_only:
-            logits = logits[-1:]
+            logits = logits[:, -1:]
         if not feature_layers:
             return logits, None
         return logits, torch.cat([self._features[i] for i in feature_layers], dim=-1)
@@ -134,13 +207,34 @@ class Target:
             masks[SLIDING] = full & (positions[start:, None] - positions[None, :] < self._window)
         return masks
 
+    def _visible_rows(
+        self, cache: BatchCache, masks: Sequence[Tensor], layout: RowLayout, positions: Tensor
+    ) -> dict[str, Tensor] | None:
+        """As `_visible` for several rows: bool [n_rows, n, cached + n]; None if all is seen."""
+        windowed = self._window is not None and cache.end > self._window
+        sees_all = all(mask.shape[1] == 1 for mask in masks)
+        if sees_all and len(set(cache.lengths)) == 1 and not windowed:
+            return None
+        full = visible_rows(cache.lengths, masks, cache.end).to(self.device)
+        visible = dict.fromkeys(self._layer_kinds if windowed else self._layer_kinds[:1], full)
+        if self._window is not None and windowed:
+            queries, keys = (
+                padded(positions, layout),
+                cache.positions[: layout.n_rows, : cache.end],
+            )
+            visible[SLIDING] = full & (queries[:, :, None] - keys[:, None] < self._window)
+        return visible
+
     def _as_model_mask(
         self, visible: dict[str, Tensor] | None
     ) -> Tensor | dict[str, Tensor] | None:
         """Return the 4-D masks transformers expects; None where its own causal one is right."""
         if visible is None:
             return None
-        masks = {kind: self._as_added(mask)[None, None] for kind, mask in visible.items()}
+        masks = {
+            kind: self._as_added(mask).view(-1, 1, *mask.shape[-2:])
+            for kind, mask in visible.items()
+        }
         return masks if len(masks) > 1 else masks.popitem()[1]
 
     def _as_added(self, mask: Tensor) -> Tensor:

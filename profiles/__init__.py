@@ -3,6 +3,7 @@
 This package describes; it neither decodes, measures nor decides, and it loads no torch.
 """
 
+from .batches import BatchEvidence, BatchRange
 from .deployment import GREEDY, Device, Domain, DraftRef, Sampling, TargetRef, draft_name
 from .errors import SpectuneError, UsageError
 from .evidence import Alternative, Evidence, Speedup
@@ -12,6 +13,7 @@ from .io import atomic_write, check_writable, load, save, to_yaml
 from .match import FIELDS, Facts, Mismatch, compare
 from .measurements import (
     Acceptance,
+    BatchRuns,
     HoldoutTree,
     LatencyPoint,
     MeasuredTree,
@@ -49,6 +51,9 @@ __all__ = [
     "SCHEMA_VERSION",
     "Acceptance",
     "Alternative",
+    "BatchEvidence",
+    "BatchRange",
+    "BatchRuns",
     "Calibration",
     "CostModelSummary",
     "CostTable",

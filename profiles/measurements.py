@@ -131,6 +131,16 @@ class HoldoutTree(StrictModel):
         return [plain / speculative for plain, speculative in pairs]
 
 
+class BatchRuns(StrictModel):
+    """The paired times of one tree with several prompts at a time."""
+
+    rows: AtLeastOne = Field(description="prompts in flight")
+    tree: TreeConfig = Field(description="the tree that ran")
+    prompts: Literal["tune", "holdout"] = Field(description="which part of the sample it ran on")
+    plain_ms: Items[Positive] = Field(description="plain time per batch, ms")
+    speculative_ms: Items[Positive] = Field(description="time with the tree, likewise")
+
+
 class PricedDraft(StrictModel):
     """One draft of a job and what rounds with it cost."""
 
@@ -150,6 +160,7 @@ class Measurements(StrictModel):
     scores: Items[Score] = Field(default=(), description="settings scored by replay")
     measured: Items[MeasuredTree] = Field(default=(), description="settings run on tune prompts")
     holdout: Items[HoldoutTree] = Field(default=(), description="trees judged on unseen prompts")
+    batches: Items[BatchRuns] = Field(default=(), description="trees run on several prompts")
     acceptance: Items[Acceptance] = Field(default=(), description="one table per draft")
     drafts: Items[PricedDraft] = Field(default=(), description="what every draft costs")
 

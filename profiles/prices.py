@@ -101,6 +101,14 @@ class Prices:
         """Return the price of a hybrid's look for a model-free tree."""
         return self._price("match", 1.0, context)
 
+    def batch_plain(self, batch: int) -> float:
+        """Return measured over modelled time of a plain round with so many rows; 1 if unknown."""
+        return self._batch_factor("batch_plain", batch)
+
+    def batch_round(self, batch: int) -> float:
+        """Return the same of a speculative round."""
+        return self._batch_factor("batch_round", batch)
+
     def round(
         self,
         tree: TreeConfig,
@@ -153,6 +161,13 @@ class Prices:
             for name, size in sizes.items()
             if name in self._valid
         )
+
+    def _batch_factor(self, name: str, batch: int) -> float:
+        """Return a factor of measured batches; beyond the largest, that of the largest."""
+        if name not in self._tables:
+            return 1.0
+        largest = self._tables[name][0][1].x[-1]
+        return self._price(name, min(float(batch), largest), 0.0)
 
     def _price(self, part: str, x: float, context: float) -> float:
         group = self._tables.get(part)

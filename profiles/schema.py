@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from .batches import BatchRange, check_schedule, tree_for
 from .deployment import Device, Domain, DraftRef, Sampling, Sha256, TargetRef
 from .evidence import Alternative, Evidence
 from .probe import ProbedValue
@@ -53,6 +54,9 @@ class Profile(StrictModel):
     alternatives: Items[Alternative] = Field(
         default=(), description="other trees judged on the holdout"
     )
+    batch_schedule: Items[BatchRange] = Field(
+        default=(), description="what several prompts at a time run; plain if left out"
+    )
     probe: Items[ProbedValue] = Field(
         default=(),
         description="conventions an EAGLE-3 draft was probed under; the first is its own",
@@ -80,6 +84,10 @@ class Profile(StrictModel):
         default=None, description="hash of the above when written; edited = not trusted"
     )
 
+    def tree_of_batch(self, n_rows: int) -> TreeConfig:
+        """Return the tree of rounds with so many prompts in flight."""
+        return self.tree if n_rows == 1 else tree_for(self.batch_schedule, n_rows)
+
     @property
     def serving(self) -> Serving:
         """How the tree is served; without a cost model a round costs what the evidence says."""
@@ -95,6 +103,7 @@ class Profile(StrictModel):
 
     @model_validator(mode="after")
     def _decision_is_backed(self) -> Self:
+        check_schedule(self.batch_schedule)
         if self.decision == "speculate":
             self._check_speculate()
         else:
@@ -132,6 +141,10 @@ class Profile(StrictModel):
         if self.adaptive:
             rule = "decision plain has no tree to adapt; set adaptive to false"
             raise broken_rule(rule, at=("adaptive",), value=True)
+        for i, each in enumerate(self.batch_schedule):
+            if each.decision == "speculate":
+                rule = "decision plain holds for batches, too; tune again, or remove the schedule"
+                raise broken_rule(rule, at=("batch_schedule", i, "decision"), value=each.decision)
         if self.evidence is not None:
             rule = "decision plain has no speedup to prove; move a rival's figures to alternatives"
             raise broken_rule(rule, at=("evidence",), value=self.evidence.speedup.ratio)

@@ -57,7 +57,7 @@ else:
     Items = Annotated[tuple[T, ...], Field(strict=False)]
 
 
-def broken_rule(rule: str, *, at: tuple[str, ...] = (), value: object = None) -> Exception:
+def broken_rule(rule: str, *, at: tuple[int | str, ...] = (), value: object = None) -> Exception:
     """Build the error a validator raises for a rule that pydantic has no name for.
 
     Args:

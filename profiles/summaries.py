@@ -8,15 +8,22 @@ from .strict import Count, Items, Number, Positive, StrictModel, Text, broken_ru
 from .tree import TreeConfig
 
 
+ALWAYS_PAID = ("plain", "verify", "batch_plain", "batch_round")
+"""Tables of the target's passes: nothing is ever divided by a time of 0."""
+
+
 class CostTable(StrictModel):
     """One line of the cost model: a part of the round against its size."""
 
-    name: Text = Field(description="part of the round: extend, level, verify, commit, ...")
+    name: Text = Field(
+        description="part of the round: extend, level, verify, commit, ...; or batch_plain and "
+        "batch_round, factors on the price of a batch as one wider pass"
+    )
     at: dict[str, Number] = Field(
         default_factory=dict, description="what was held fixed, e.g. {context: 512}"
     )
     x: Annotated[Items[Number], Field(min_length=1)] = Field(
-        description="size, increasing: tokens (extend, verify) or nodes (level, commit)"
+        description="size, increasing: tokens (extend, verify), nodes (level, commit) or rows"
     )
     relative: Items[Annotated[Number, Field(ge=0)]] = Field(
         description="time at each x, in units of the reference 1-token pass"
@@ -69,7 +76,7 @@ class CostModelSummary(StrictModel):
             if places.count(place) > 1:
                 rule = f"table {table.name} stands there twice behind the same context; keep one"
                 raise broken_rule(rule, at=("tables",), value=table.name)
-            if table.name in ("plain", "verify") and min(table.relative) <= 0:
+            if table.name in ALWAYS_PAID and min(table.relative) <= 0:
                 rule = f"table {table.name} must be above 0 everywhere; tune again"
                 raise broken_rule(rule, at=("tables",), value=min(table.relative))
         return self

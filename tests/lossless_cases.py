@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from engine.adaptive import Shaper
+from engine.batch import decode_many
 from engine.decode import Observer, Policy, Request, decode
 from engine.draft import Draft
 from engine.eagle3_draft import Eagle3Draft
@@ -267,12 +268,20 @@ def random_sizes(kind: str, rng: random.Random) -> dict[str, Any]:
     return sizes
 
 
-def random_wanted(rng: random.Random) -> Wanted:
-    """Draw a request; its stopping rules are taken from what it says without them."""
+def random_wanted(rng: random.Random, beside: Wanted | None = None) -> Wanted:
+    """Draw a request; its stopping rules are taken from what it says without them.
+
+    Args:
+        rng: Draws.
+        beside: A request whose target it shares.
+    """
     kind = rng.choice(list(CONFIGS))
     sizes = random_sizes(kind, rng)
     attention = rng.choice(("sdpa", "eager"))
     model = _model(kind, rng.randrange(3), attn_implementation=attention, **sizes)
+    name, target = f"{kind} {sizes}", Target(model)
+    if beside is not None:
+        name, model, target = beside.kind, beside.model, beside.target
     n_prompt = rng.choice((1, 2, 5, 12, 30))
     prompt = [rng.randrange(3, VOCAB) for _ in range(n_prompt)]
     if n_prompt > 4 and rng.random() < 0.5:  # something to look up
@@ -284,9 +293,9 @@ def random_wanted(rng: random.Random) -> Wanted:
         top_p=rng.choice((1.0, 0.9, 0.6)) if temperature else 1.0,
     )
     free = Wanted(
-        kind=f"{kind} {sizes}",
+        kind=name,
         model=model,
-        target=Target(model),
+        target=target,
         prompt=prompt,
         sampling=sampling,
         seed=rng.randrange(-(2**63), 2**63),
@@ -453,12 +462,19 @@ def judge(wanted: Wanted, rng: random.Random, verdict: Verdict) -> None:
         verdict.n_cases += 1
         found = run(wanted, way, rng)
         name = f"{way.name} {way.tree.label()} {way.serving}{' adaptive' if way.shaper else ''}"
-        _compare(wanted, plain.generated, found.generated, name, verdict)
-        if found.generated == plain.generated and found.stop_reason != plain.stop_reason:
-            reasons = f"{found.stop_reason}, plain {plain.stop_reason}"
-            verdict.differences.append(f"{name} ends for another reason: {reasons}")
+        compare_runs(wanted, plain, found, name, verdict)
         n_accepted = sum(found.stats.accepted_by_depth)
         verdict.n_accepted[way.name] = verdict.n_accepted.get(way.name, 0) + n_accepted
+
+
+def compare_runs(
+    wanted: Wanted, plain: Request, found: Request, name: str, verdict: Verdict
+) -> None:
+    """Add what differs between two decodings of a request."""
+    _compare(wanted, plain.generated, found.generated, name, verdict)
+    if found.generated == plain.generated and found.stop_reason != plain.stop_reason:
+        reasons = f"{found.stop_reason}, plain {plain.stop_reason}"
+        verdict.differences.append(f"{name} ends for another reason: {reasons}")
 
 
 def _compare(
@@ -475,3 +491,21 @@ def _compare(
         f"{name} on {wanted.kind}, prompt {wanted.prompt}, {wanted.sampling}, seed {wanted.seed}, "
         f"EOS {wanted.eos_ids}, stop {wanted.stop_strings}: {other} is not plain's {plain}"
     )
+
+
+def judge_crowd(rng: random.Random, verdict: Verdict) -> None:
+    """Decode requests of one target in a batch whose tree changes at random; add what differs."""
+    first = random_wanted(rng)
+    crowd = [first, *(random_wanted(rng, first) for _ in range(rng.randint(1, 6)))]
+    alone = [run(wanted) for wanted in crowd]
+    name, size = rng.choice(sorted(DRAFTS)), rng.randint(2, 5)
+    draft = DRAFTS[name](first, alone[0].generated, rng)
+    trees = [PLAIN, *(random_tree(rng) for _ in range(3))]
+    requests = [wanted.request(draft) for wanted in crowd]
+    for _ in decode_many(first.target, requests, size, lambda _: rng.choice(trees)):
+        pass
+    for wanted, plain, found in zip(crowd, alone, requests, strict=True):
+        verdict.n_cases += 1
+        compare_runs(wanted, plain, found, f"{name} beside others", verdict)
+        n_accepted = sum(found.stats.accepted_by_depth)
+        verdict.n_accepted[name] = verdict.n_accepted.get(name, 0) + n_accepted

@@ -136,7 +136,7 @@ def test_a_head_that_returns_has_the_features_of_every_token() -> None:
         while request.n_new < 40:  # the same text behind both
             request.step(PLAIN)
         request.step(TreeConfig.chain(1))
-        cache = request._session._cache  # type: ignore[union-attr]
+        cache = request.session._cache  # type: ignore[union-attr]
         keys = [layer.keys[:, :, :n_known].clone() for layer in cache.layers]
         return cache.length, torch.cat(keys)
 

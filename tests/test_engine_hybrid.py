@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.decode import Request
+from engine.decode import Drafted, Request
 from engine.draft import Draft, fresh, remember
 from engine.eagle3_draft import Eagle3Draft
 from engine.hybrid import HybridDraft
@@ -128,15 +128,16 @@ def test_the_head_proposes_what_it_would_have_proposed_alone() -> None:
     trees: list[dict[int, list[int]]] = []
     for draft in (hybrid(head, match_tau=2.5), head):
         request, found = forced(draft, prompt, answer), {}
-        propose = request._propose
+        drafted = request.drafted
 
-        def kept(tree: TreeConfig, request=request, found=found, propose=propose) -> DraftTree:
-            proposed = propose(tree)
-            if not proposed.model_free:
-                found[len(request.tokens)] = proposed.tokens
-            return proposed
+        def kept(
+            asked: TreeConfig, tree: DraftTree, request=request, found=found, drafted=drafted
+        ) -> Drafted:
+            if not tree.model_free:
+                found[len(request.tokens)] = tree.tokens
+            return drafted(asked, tree)
 
-        request._propose = kept  # type: ignore[method-assign]
+        request.drafted = kept  # type: ignore[method-assign]
         while request.stop_reason is None:
             request.step(TREE)
         trees.append(found)

@@ -340,7 +340,7 @@ def test_b31_a_path_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
 
     assert told(tmp_path).startswith(" cannot be written (it is a folder): choose another path")
     assert "No such file" in told(tmp_path / "none" / "p.yaml")
-    assert "null byte" in told(f"{tmp_path}/\0")
+    assert "null " in told(f"{tmp_path}/\0")  # "byte", from Python 3.13 on "character"
     os.mkfifo(tmp_path / "pipe")
     assert "not a regular file" in told(tmp_path / "pipe")
     path = write(tmp_path)

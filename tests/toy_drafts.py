@@ -72,6 +72,12 @@ class TableDraft(BeamDraft):
         cache.length += len(tokens)
         return self.table[tokens], None
 
+    def fused(self, features: Sequence[Tensor | None]) -> Tensor | None:
+        raise NotImplementedError
+
+    def pass_rows(self, *_: Any) -> tuple[Tensor, Tensor | None]:
+        raise NotImplementedError
+
     def to_target(self, draft_ids: Tensor) -> Tensor:
         return draft_ids
 

@@ -1,6 +1,6 @@
 """Parts of a profile in words, each a line. Knows nothing of terminals or pages."""
 
-from profiles import Device, GuardSettings, Profile, is_sealed
+from profiles import BatchRange, Device, GuardSettings, Profile, is_sealed
 
 from .findings import judged_evidence, tree_in_words
 
@@ -15,10 +15,17 @@ def checklist(profile: Profile) -> list[tuple[str, str]]:
     )
     return [
         ("baseline", plain_label(profile)),
-        ("batch size", "1"),
+        ("batch size", "1; larger ones are below" if profile.batch_schedule else "1"),
         ("data", data),
         ("tree", tree_in_words(profile.tree)),
+        *((f"batch {each.label()}", batch_label(each)) for each in profile.batch_schedule),
     ]
+
+
+def batch_label(each: BatchRange) -> str:
+    """Return what a range of batches runs and why, in words."""
+    what = "plain" if each.tree.is_plain else tree_in_words(each.tree)
+    return f"{what}. {each.reason}"
 
 
 def circumstances(profile: Profile) -> list[tuple[str, str]]:

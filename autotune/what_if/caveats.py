@@ -17,8 +17,7 @@ def caveats(
     scenario = conditions.scenario
     if basis.prefill_ms is None and basis.prompt_tokens and not tree.is_plain:
         yield "the prompt's time is read off the verify passes: it was not measured"
-    if scenario.batch > 1:
-        yield "a batch is priced as one wider pass: batches were not measured"
+    yield from _batch_caveats(draft.costs, scenario.batch)
     yield from _context_caveats(draft.costs, conditions.context, scenario)
     if tree.is_plain:
         return
@@ -26,7 +25,9 @@ def caveats(
         yield "tau is approximate, from acceptance tables" + _error_text(tau)
     elif scenario.output_length is not None and scenario.output_length < tree.depth + 1:
         yield "the answer is shorter than the tree is deep"
-    yield from _size_caveats(draft.costs, tree, tau, scenario)
+    # A measured batch corrects the price of passes that are wider than any measured one.
+    rows = 1 if _is_measured(draft.costs, scenario.batch) else scenario.batch
+    yield from _size_caveats(draft.costs, tree, tau, rows)
     n_depths = len(next(iter(draft.acceptance.values())).rates)
     if not tau.is_replayed and tree.depth > n_depths:
         yield f"extrapolated: acceptance below depth {n_depths} repeats the last one that is known"
@@ -51,10 +52,25 @@ def _context_caveats(costs: CostModelSummary, context: float, scenario: Scenario
         yield f"extrapolated: a context of {context:.0f} is outside the {measured} measured"
 
 
+def _is_measured(costs: CostModelSummary, batch: int) -> bool:
+    return "batch" in costs.valid and batch <= costs.valid["batch"][1]
+
+
+def _batch_caveats(costs: CostModelSummary, batch: int) -> Iterator[str]:
+    sizes = next((table.x for table in costs.tables if table.name == "batch_round"), ())
+    if batch == 1 or batch in sizes:
+        return
+    if _is_measured(costs, batch):
+        yield f"a batch of {batch} lies between those measured"
+    elif sizes:
+        yield f"extrapolated: a batch of {batch} is above the {sizes[-1]:.0f} measured"
+    else:
+        yield "a batch is priced as one wider pass: batches were not measured"
+
+
 def _size_caveats(
-    costs: CostModelSummary, tree: TreeConfig, tau: Tau, scenario: Scenario
+    costs: CostModelSummary, tree: TreeConfig, tau: Tau, batch: int
 ) -> Iterator[str]:
-    batch = scenario.batch
     n_tokens = batch * (tree.nodes + 1)
     most = costs.valid["nodes"][1] + 1 if "nodes" in costs.valid else 1.0
     if n_tokens > most:

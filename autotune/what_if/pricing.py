@@ -105,7 +105,8 @@ def round_parts(
     """Return the price of a round, in units of the reference pass.
 
     Rows share each pass: a batch of rows of n tokens is taken for one pass of all their tokens,
-    and every row but the first adds the reading of its own cache.
+    and every row but the first adds the reading of its own cache. Where batches were measured,
+    the price is corrected to what they took.
     """
     scenario, context = conditions.scenario, conditions.context
     batch, n_nodes = scenario.batch, anchor.fill * tree.nodes
@@ -115,12 +116,14 @@ def round_parts(
     n_rounds = max(1.0, (conditions.output - 1) / tau)
     # The first round of an answer has the prefill in place of a short extend pass.
     prefill = max(0.0, batch * prices.prefill(conditions.prompt) - extend) / n_rounds
+    draft_cost = scenario.draft_cost * prices.batch_round(batch)
+    verify_cost = scenario.verify_cost * prices.batch_round(batch)
     return RoundParts(
-        prefill=scenario.draft_cost * prefill,
-        extend=scenario.draft_cost * extend,
-        levels=scenario.draft_cost * levels,
-        verify=scenario.verify_cost * anchor.ratio * verify,
-        commit=prices.commit(n_nodes, context),
+        prefill=draft_cost * prefill,
+        extend=draft_cost * extend,
+        levels=draft_cost * levels,
+        verify=verify_cost * anchor.ratio * verify,
+        commit=prices.batch_round(batch) * prices.commit(n_nodes, context),
         overhead=1e-3 * scenario.fixed_overhead / prices.reference_s,
     )
 
@@ -129,7 +132,8 @@ def plain_price(prices: Prices, conditions: Conditions) -> float:
     """Return the price of a plain token of every row of a batch."""
     batch, context = conditions.scenario.batch, conditions.context
     wider = prices.verify(batch - 1, context) - prices.verify(0, context)
-    return prices.plain(context) + max(0.0, wider) + _caches(prices, batch, context)
+    modelled = prices.plain(context) + max(0.0, wider) + _caches(prices, batch, context)
+    return prices.batch_plain(batch) * modelled
 
 
 def prefill_of(basis: Basis, prices: Prices, moved: Hardware, n_prompt: float) -> float:

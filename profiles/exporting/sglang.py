@@ -4,6 +4,7 @@
 plus 1. With top-k 1 SGLang forces num-draft-tokens to num-steps + 1, which is the same chain.
 """
 
+import json
 from typing import Any
 
 from .body import Body, command, flags, yaml_text
@@ -22,7 +23,29 @@ def write(choice: Choice) -> Body:
             "NGRAM is another lookup: its trie holds the tokens of all requests and has no "
             "shortest match"
         )
+    if schedule := _adaptive(choice):
+        usage += [
+            f"for several requests at a time put this into FILE.json: {json.dumps(schedule)}",
+            "and add: "
+            + command("--speculative-adaptive-config", "FILE.json")
+            + " --speculative-adaptive",
+        ]
     return Body(settings, yaml_text(settings), usage)
+
+
+def _adaptive(choice: Choice) -> dict[str, dict[str, list[int]]]:
+    """Return the steps from each batch size on; empty where SGLang cannot vary them.
+
+    It varies chains of a head only. A slot with a single candidate never moves, and 0 is plain;
+    a range whose tree is no chain counts as plain, since nothing else is proved there.
+    """
+    profile = choice.profile
+    if choice.draft.kind != "eagle3" or not choice.tree.is_chain or not profile.batch_schedule:
+        return {}
+    steps = {1: choice.tree.depth}
+    for each in profile.batch_schedule:
+        steps[each.first] = each.tree.depth if each.tree.is_chain else 0
+    return {str(first): {"candidate_steps": [depth]} for first, depth in steps.items()}
 
 
 def off(target: str) -> Body:

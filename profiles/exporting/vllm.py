@@ -25,11 +25,29 @@ def write(choice: Choice) -> Body:
     else:
         config["model"] = draft.id
     config["num_speculative_tokens"] = choice.tree.depth
+    if ranges := _per_batch(choice):
+        config["num_speculative_tokens"] = max(depth for _, _, depth in ranges)
+        config["num_speculative_tokens_per_batch_size"] = ranges
     usage = [
         "as a flag: " + command("--speculative-config", json.dumps(config)),
         f"start it: {command('vllm', 'serve', choice.profile.target.id, '--config', 'FILE.yaml')}",
     ]
     return Body(config, yaml_text({"speculative-config": config}), usage)
+
+
+def _per_batch(choice: Choice) -> list[list[int]]:
+    """Return `[first, last, tokens]` for every range of batches; empty if there is no schedule.
+
+    A range whose tree is no chain, which vLLM cannot run, counts as plain: nothing else is proved
+    there. vLLM carries the last range on to all larger batches.
+    """
+    if not choice.profile.batch_schedule:
+        return []
+    ranges = [[1, 1, choice.tree.depth]]
+    for each in choice.profile.batch_schedule:
+        depth = each.tree.depth if each.tree.is_chain else 0
+        ranges.append([each.first, each.last or each.first, depth])
+    return ranges
 
 
 def off(target: str) -> Body:

@@ -1,0 +1,1 @@
+"""Several prompts at a time: which tree pays, up to which batch, the proof and the prices."""
