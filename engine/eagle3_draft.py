@@ -81,7 +81,7 @@ class Eagle3Draft(BeamDraft):
         return self.head.logits(hidden), hidden
 
     def fused(self, features: Sequence[Tensor | None]) -> Tensor | None:
-        """Return the fused features [n, H] of committed tokens; see `NeuralDraft`."""
+        """Return the fused features [n, H] of committed tokens; see `BeamDraft`."""
         config, like = self.head.config, self.head.fc.weight
         width = config.n_features * config.target_hidden_size
         return self.head.fuse(

@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 from .strict import Count, Items, Number, Positive, StrictModel, Text, broken_rule
 from .tree import TreeConfig
 
-
 ALWAYS_PAID = ("plain", "verify", "batch_plain", "batch_round")
 """Tables of the target's passes: nothing is ever divided by a time of 0."""
 
