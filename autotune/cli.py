@@ -181,7 +181,7 @@ def _add_run(subparsers: Subparsers) -> None:
         "--trust", action="store_true", help="use the tree though the profile does not fit here"
     )
     command.add_argument("--raw", action="store_true", help="leave out the chat template")
-    command.add_argument("--device", help="default: the kind the profile was made on")
+    command.add_argument("--device", help="default: like the one the profile was made on")
     _add_sampling(command, "as in the profile")
 
 

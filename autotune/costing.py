@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from engine.contexts import N_NODES, measure_contexts
 from engine.draft import Draft
 from engine.hybrid import HybridDraft
+from engine.memory import free_bytes, need_of
 from engine.rounds import PLAIN_EVERY, VERIFY_PROBES, ProbeDraft, measure_rounds
 from engine.trace import Trace
 from profiles import TreeConfig
@@ -68,7 +69,9 @@ def contexts_of(job: Job, traces: Sequence[Trace]) -> tuple[int, int]:
     """Return the two lengths of context to time: none of the sample's is beyond them."""
     shortest = min(SHORT_CONTEXT, *(len(trace.prompt) for trace in traces))
     longest = max(LONG_CONTEXT, *(len(trace.tokens) for trace in traces))
-    room = (job.loaded.target.max_positions or longest + N_NODES + 1) - N_NODES - 1
+    target = job.loaded.target
+    room = (target.max_positions or longest + N_NODES + 1) - N_NODES - 1
+    room = min(room, need_of(target).longest(free_bytes(target.device)) // 2)  # two caches
     return shortest, max(shortest, min(longest, room))
 
 

@@ -4,17 +4,18 @@ import hashlib
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from engine.fingerprint import describe_device
 from engine.loaded_draft import LoadedDraft, hybrid_of
+from engine.memory import Room, free_bytes, gib, need_of, room_for
 from engine.pair import LoadedTarget, load_draft, load_target
 from engine.reference import reference_times
-from profiles import Device, Noise
-from profiles.errors import UsageError
+from profiles import Device, Noise, TreeConfig
+from profiles.errors import SpectuneError, UsageError
 
 from .progress import Silent
 from .prompts import read_prompts
@@ -93,7 +94,7 @@ class Job:
             "device": self.device.model_dump(mode="json"),
             "domain": self.domain,
             "sample": hashlib.sha256(repr(prompts).encode()).hexdigest(),
-            "ranges": {name: asdict(space) for name, space in self.spaces.items()},
+            "ranges": {name: space.ranges for name, space in self.spaces.items()},
             "decoding": settings.sampling.model_dump(mode="json")
             | {"max_new_tokens": settings.max_new_tokens, "seed": settings.seed},
             "spectune": version("spectune"),
@@ -141,7 +142,9 @@ def prepare(
         seed=settings.seed,
         n_tune=settings.n_tune,
         n_holdout=settings.n_holdout,
-        max_prompt_tokens=min(settings.max_prompt_tokens, longest),
+        max_prompt_tokens=min(
+            settings.max_prompt_tokens, longest, memory_for_prompts(loaded, settings)
+        ),
         raw=settings.raw,
     )
     progress.say(sample.summary())
@@ -152,7 +155,7 @@ def prepare(
     return Job(
         loaded=loaded,
         drafts=drafts,
-        spaces={name: space_of(draft, settings) for name, draft in drafts.items()},
+        spaces=spaces_of(loaded, drafts, sample, settings),
         sample=sample,
         domain=domain or Path(prompts).stem,
         device=Device(**describe_device(loaded.target.device)),
@@ -187,13 +190,55 @@ def load_drafts(models: Models, loaded: LoadedTarget, progress: Silent) -> dict[
     }
 
 
-def space_of(loaded: LoadedDraft, settings: Settings) -> SearchSpace:
+def memory_for_prompts(loaded: LoadedTarget, settings: Settings) -> int:
+    """Return the tokens that a prompt may have for plain decoding to fit the device's memory.
+
+    Raises:
+        SpectuneError: Not even the answer fits.
+    """
+    target = loaded.target
+    free, n_new = free_bytes(target.device), settings.max_new_tokens
+    longest = need_of(target).longest(free) - n_new
+    if longest < 1:
+        raise SpectuneError(
+            f"plain decoding must fit the memory of {target.device}, but {gib(free)} are free "
+            f"beside the weights, too little for {n_new} tokens; lower max_new_tokens, free "
+            "memory or use a smaller dtype"
+        )
+    return longest
+
+
+def spaces_of(
+    loaded: LoadedTarget, drafts: dict[str, LoadedDraft], sample: Sample, settings: Settings
+) -> dict[str, SearchSpace]:
+    """Return the search space of every draft: trees that do not fit the memory are outside.
+
+    Raises:
+        SpectuneError: A draft has no tree that fits.
+    """
+    prompts = [len(prompt.token_ids) for prompt in (*sample.tune, *sample.holdout)]
+    n_tokens = max(prompts, default=0) + settings.max_new_tokens
+    spaces = {}
+    for name, draft in drafts.items():
+        room = room_for(loaded.target, draft.draft, n_tokens)
+        spaces[name] = space_of(draft, settings, room)
+        if not spaces[name].contains(TreeConfig.chain(1)):
+            raise SpectuneError(
+                f"a draft must leave memory for a tree of one node, but {name} needs "
+                f"{room.shortage(TreeConfig.chain(1))}; leave it out, or free memory"
+            )
+    return spaces
+
+
+def space_of(loaded: LoadedDraft, settings: Settings, room: Room | None = None) -> SearchSpace:
     """Return the search space of a draft."""
     kind, engine = loaded.ref.kind, settings.engine_space
     if kind in ("lookup", "suffix"):
-        return SearchSpace(settings.max_lookup_depth, 4, 4, settings.max_nodes, kind, engine)
+        depth = settings.max_lookup_depth
+        return SearchSpace(depth, 4, 4, settings.max_nodes, kind, engine, room)
     top_k = min(10, loaded.draft.max_top_k)
-    return SearchSpace(settings.max_depth, top_k, top_k, settings.max_nodes, kind, engine)
+    depth, nodes = settings.max_depth, settings.max_nodes
+    return SearchSpace(depth, top_k, top_k, nodes, kind, engine, room)
 
 
 def look_again(job: Job, progress: Silent) -> Job:

@@ -7,7 +7,8 @@ from profiles import JobSummary, Profile, check_writable, measurements_path
 from profiles.errors import SpectuneError
 from profiles.io import remove_leftovers
 
-from .batches.schedule import tune_batches
+from .batches.schedule import BatchResults, tune_batches
+from .batches.trying import larger_sizes
 from .costing import measure_costs
 from .job import Models, look_again, prepare
 from .measuring import measure_trees
@@ -106,8 +107,10 @@ def tune(
         with watch.step("holdout"):  # 6: the proof, on prompts the search never saw
             proof = prove(job, rungs, servings, unseen, progress) if rungs and unseen else None
 
-        with watch.step("batches"):  # several prompts at a time: chosen on tune prompts, proved
-            batches = tune_batches(job, measured, proof, texts, unseen, progress)
+        batches = BatchResults()
+        if larger_sizes(job.settings):
+            with watch.step("batches"):  # several prompts at a time: chosen, then proved
+                batches = tune_batches(job, measured, proof, texts, unseen, progress)
 
         took = JobSummary(
             planned_s=planned.total_s, seconds=watch.seconds, cut=cuts(settings, job.settings)

@@ -16,7 +16,6 @@ from scipy import stats
 
 from engine.decoder import SpeculativeDecoder
 from engine.forced import run_forced
-from engine.memory import check_fits
 from engine.trace import Tick, no_tick
 from profiles import PLAIN, TreeConfig
 
@@ -222,9 +221,6 @@ class ForcedTrack:
         if (draft, tree) not in self._decoders:
             self._decoders[draft, tree] = self._decoder(prompt, draft, tree)
         decoder, conversation = self._decoders[draft, tree], self._conversations[prompt]
-        for trace in conversation:
-            n_tokens = len(trace.prompt) + len(trace.generated)
-            check_fits(decoder.loaded.target, n_tokens, tree)
         try:
             seconds = sum(run_forced(decoder, trace).total_s for trace in conversation)
         except torch.OutOfMemoryError as error:

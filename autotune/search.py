@@ -29,7 +29,7 @@ from .space import SearchSpace
 from .study_files import without_password
 
 MAX_REPEATS = 50
-"""Proposals in a row that were measured before, after which a search ends early."""
+"""Proposals that were measured before or do not fit, after which a search ends early."""
 
 N_PROPOSALS = 3
 """Trees that Optuna proposes for one race."""
@@ -160,6 +160,11 @@ class MeasuredStudy:
                 trial = self._study.ask()
             trial.set_user_attr("worker", _worker())
             point = self._proposal(trial)
+            if not self._spaces[point[0]].contains(point[1]):  # it would not fit the memory
+                n_repeats += 1
+                trial.set_user_attr("infeasible", point[1].label())
+                self._study.tell(trial, state=TrialState.PRUNED)
+                continue
             if point not in self._measured and point not in batch:
                 batch[point] = trial
                 self._describe(trial, *point)

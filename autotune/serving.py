@@ -15,7 +15,7 @@ from profiles.prices import Prices
 
 from .calibrating import calibrate
 from .candidates import Candidate
-from .cost_model import CostModel
+from .cost_model import CostModel, Prediction
 from .job import Job
 from .progress import Silent
 from .proving import run_interleaved, times_of
@@ -58,11 +58,46 @@ def choose_serving(
 
 
 def fixed_serving(job: Job, rung: Candidate, cost_model: CostModelSummary) -> Serving:
-    """Return the serving of a fixed tree; short answers do not earn the draft's prefill back."""
-    prefill = Prices(cost_model).prefill(job.sample.mean_prompt_tokens)
+    """Return the serving of a fixed tree: where it is worth it, by length of answer and context.
+
+    Short answers do not earn the draft's prefill back, and long contexts may make rounds too dear.
+    """
+    prices = Prices(cost_model)
+    prefill = prices.prefill(job.sample.mean_prompt_tokens)
     gain = 1 - 1 / max(rung.prediction.decode_speedup, rung.speedup or 1.0)
     n_least = math.ceil(prefill / gain) + 1 if gain > 0 else 0
-    return Serving(cost_model, GuardSettings(min_new_tokens=n_least))
+    usual = job.sample.mean_prompt_tokens + job.settings.max_new_tokens / 2
+    most = longest_context(rung.tree, rung.prediction, prices, usual)
+    return Serving(cost_model, GuardSettings(min_new_tokens=n_least, max_context=most))
+
+
+def longest_context(
+    tree: TreeConfig, prediction: Prediction, prices: Prices, usual: float
+) -> int | None:
+    """Return the context from which on a tree loses; None if it does not where it was measured.
+
+    What was predicted for the usual context grows dearer as a round does against a plain token;
+    tau is taken to stay.
+
+    Args:
+        tree: The tree.
+        prediction: Its figures on the tune prompts.
+        prices: What rounds cost.
+        usual: Tokens of context that the prediction stands for.
+    """
+
+    def price(context: float) -> float:
+        round_price = prices.round(tree, prediction.tau, tree.nodes, context).total
+        return round_price / prices.plain(context)
+
+    affordable = prediction.decode_speedup * price(usual)
+    low, high = max(1, math.floor(usual)), math.floor(prices.longest_context)
+    if high <= low or price(low) >= affordable or price(high) < affordable:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if price(middle) < affordable else (low, middle)
+    return low
 
 
 def promising(
@@ -85,11 +120,8 @@ def limits_of(job: Job, rung: Candidate) -> list[TreeConfig]:
     space, tree = job.spaces[rung.draft], rung.tree
     depth = min(space.max_depth, space.max_nodes)
     shapes = [(tree.width, tree.top_k), (OTHER_SHAPE, OTHER_SHAPE)]
-    return list(
-        dict.fromkeys(
-            space.tree(depth, max(1, width), max(1, top_k), 1.0) for width, top_k in shapes
-        )
-    )
+    trees = (space.tree(depth, max(1, width), max(1, top_k), 1.0) for width, top_k in shapes)
+    return [limits for limits in dict.fromkeys(trees) if space.contains(limits)]
 
 
 def is_faster(

@@ -2,10 +2,14 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from profiles import PLAIN, TreeConfig
 from profiles.engine_spaces import ENGINE_SPACES, can_run
+
+if TYPE_CHECKING:
+    from engine.memory import Room
 
 NODE_BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16, 20, 24, 31, 32, 40, 48, 59, 64)
 """Node budgets a search tries; finer steps cost the target the same."""
@@ -41,6 +45,7 @@ class SearchSpace:
         max_nodes: Most nodes verified per round.
         draft_kind: Kind of the draft.
         engine: Another engine that must be able to run every tree, or None.
+        room: Memory that every tree must fit; None does not ask.
     """
 
     max_depth: int
@@ -49,19 +54,28 @@ class SearchSpace:
     max_nodes: int
     draft_kind: str = "eagle3"
     engine: str | None = None
+    room: "Room | None" = field(default=None, compare=False)
+
+    @property
+    def ranges(self) -> dict[str, Any]:
+        """The bounds; memory, which is another at every job, is none of them."""
+        return {name: value for name, value in asdict(self).items() if name != "room"}
 
     def contains(self, tree: TreeConfig) -> bool:
-        """Tell whether a tree is within the bounds."""
+        """Tell whether a tree is within the bounds, and fits the memory."""
         return (
             tree.depth <= self.max_depth
             and tree.width <= self.max_width
             and tree.top_k <= self.max_top_k
             and tree.nodes <= self.max_nodes
             and (self.engine is None or can_run(self.engine, tree, self.draft_kind))
+            and (self.room is None or self.room.fits(tree))
         )
 
     def tree(self, depth: int, width: int, top_k: int, fill: float) -> TreeConfig:
         """Return the tree at a point of the fixed ranges, in canonical form.
+
+        It is within the bounds; whether it fits the memory is for `contains` to say.
 
         Args:
             depth, width, top_k: Clamped to this space; depth 0 is plain.

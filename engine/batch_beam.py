@@ -11,7 +11,8 @@ from torch import Tensor
 from profiles import TreeConfig
 
 from .batch_cache import BatchCache
-from .beam import BeamDraft, BeamSession, grow_beams
+from .beam import BeamDraft, BeamSession
+from .growth import grow_levels
 from .timing import PhaseClock
 from .tree import DraftTree, Pool
 
@@ -136,6 +137,6 @@ class BeamRows:
                 hidden = flat_hidden.unflatten(0, shape)
             return draft.children(logits.unflatten(0, shape), tree.top_k)
 
-        pools = grow_beams(*draft.children(logits, tree.top_k), expand, tree)
+        grown = grow_levels(*draft.children(logits, tree.top_k), expand, tree)
         cache.truncate(lengths)
-        return pools
+        return grown.pools()

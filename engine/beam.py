@@ -5,7 +5,7 @@ One piece of code grows the tree of a round (one root) and the trees of a whole 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,12 @@ from profiles import TreeConfig
 from .adaptive import Shaper
 from .batch_cache import BatchCache
 from .cache import SPARE_ROWS, KVCache
+from .devices import sent
+from .graphs import Recorder
+from .growth import grow_levels
+from .pending_tree import PendingTree
+from .static import SlotCache
+from .static_draft import DraftSteps
 from .timing import PhaseClock
 from .tree import DraftTree, Pool
 
@@ -28,6 +34,10 @@ class BeamDraft(ABC):
     Attributes:
         first_token: Index of the first token of a text that enters its cache.
         n_layers: Layers of its cache.
+        cache_bytes: Bytes of its cache per token held.
+        row_bytes: Bytes that a token's activations take within a pass, about.
+        window: Tokens it sees at most, itself included; None sees all.
+        steps: Recorded passes, None where nothing records them.
     """
 
     kind: str
@@ -36,6 +46,10 @@ class BeamDraft(ABC):
     n_layers: int
     max_top_k: int
     max_positions: int | None = None
+    cache_bytes = 0
+    row_bytes = 0
+    window: int | None = None
+    steps: DraftSteps | None = None
 
     @abstractmethod
     def new_cache(self, capacity: int) -> KVCache:
@@ -46,6 +60,8 @@ class BeamDraft(ABC):
         self, tokens: list[int], features: Tensor | None, cache: KVCache, last_only: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Append committed tokens [n] with their features to the cache.
+
+        With `last_only` many tokens are run in several passes, so that memory stays bounded.
 
         Returns:
             Logits [n or 1, draft vocabulary] and the hidden states [n or 1, H] that children
@@ -101,6 +117,41 @@ class BeamDraft(ABC):
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """Map draft vocabulary ids to target ids."""
 
+    def at(
+        self,
+        tokens: Tensor,
+        hidden: Tensor | None,
+        positions: Tensor,
+        cache: SlotCache,
+        visible: Tensor,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run tokens [n] at given rows of a fixed cache; needed only where `record` is called.
+
+        Args:
+            tokens: int64 [n].
+            hidden: States [n, H] they continue from, or None.
+            positions: int64 [n].
+            cache: Takes the new rows.
+            visible: bool [n, capacity], who attends to which row, the window included.
+
+        Returns:
+            As `extend`, for all n tokens.
+        """
+        raise NotImplementedError(f"a draft of kind {self.kind} is not recorded")
+
+    def cache_layout(self) -> tuple[int, int, int, Tensor]:
+        """Return layers, key heads and head size of its cache, and a tensor like its own."""
+        raise NotImplementedError(f"a draft of kind {self.kind} is not recorded")
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Run rounds by recordings from now on, if there is a recorder."""
+        self.steps = None if recorder is None else DraftSteps(self, recorder)
+
+    def lend_cache(self, n_tokens: int) -> KVCache:
+        """Return an empty cache for a text of that many tokens: one whose passes are recorded."""
+        lent = None if self.steps is None else self.steps.lend(n_tokens)
+        return self.new_cache(n_tokens + SPARE_ROWS) if lent is None else lent
+
     def open(self, prompt: list[int], n_max: int) -> "BeamSession":
         """Start a request; see `Draft.open`."""
         return BeamSession(self, prompt, n_max)
@@ -117,7 +168,7 @@ class BeamDraft(ABC):
         cache: KVCache,
         logits: Tensor,
         hidden: Tensor | None,
-        visible: Tensor,
+        visible: Sequence[int],
         tree: TreeConfig,
         shaper: Shaper | None = None,
     ) -> list[Pool]:
@@ -127,14 +178,15 @@ class BeamDraft(ABC):
             cache: Holds the committed tokens.
             logits: [n_roots, draft vocabulary], what follows each root.
             hidden: [n_roots, H] or None.
-            visible: int64 [n_roots], cache rows each root may attend to.
+            visible: Cache rows each root may attend to.
             tree: Depth, width and top-k.
             shaper: Ends the growth early; for a single root only.
         """
         n_committed, n_roots = cache.length, len(logits)
-        everything = bool((visible == n_committed).all())
+        everything = all(n == n_committed for n in visible)
+        ends = sent(visible, logits.device)
         columns = torch.arange(n_committed, device=logits.device)
-        committed = columns[None, :] < visible[:, None]
+        committed = columns[None, :] < ends[:, None]
         same_root = torch.eye(n_roots, dtype=torch.bool, device=logits.device)
         if hidden is not None:
             hidden = hidden[:, None]  # the root is a beam of one
@@ -156,7 +208,7 @@ class BeamDraft(ABC):
             logits, flat_hidden = self.expand(
                 tokens.flatten(),
                 None if hidden is None else hidden.flatten(0, 1),
-                (visible + level - 2).repeat_interleave(n_beam),
+                (ends + level - 2).repeat_interleave(n_beam),
                 cache,
                 torch.cat(blocks, dim=1),
             )
@@ -164,9 +216,9 @@ class BeamDraft(ABC):
                 hidden = flat_hidden.unflatten(0, (n_roots, n_beam))
             return self.children(logits.unflatten(0, (n_roots, n_beam)), tree.top_k)
 
-        pools = grow_beams(*self.children(logits, tree.top_k), expand, tree, shaper)
+        grown = grow_levels(*self.children(logits, tree.top_k), expand, tree, shaper)
         cache.truncate(n_committed)
-        return pools
+        return grown.pools()
 
     @torch.inference_mode()
     def pools(
@@ -177,12 +229,19 @@ class BeamDraft(ABC):
         cache = self.new_cache(len(inputs) + ROOTS_PER_BLOCK * tree.width * tree.depth)
         if features is not None:
             features = features[: len(inputs)]
-        logits, hidden = self.extend(inputs, features, cache, last_only=False)
-        rows = torch.tensor(roots, device=logits.device) - self.first_token
+        n_before = roots[0] - self.first_token  # only what follows needs logits for every token
+        if n_before:
+            before = None if features is None else features[:n_before]
+            self.extend(inputs[:n_before], before, cache, last_only=True)
+            features = None if features is None else features[n_before:]
+        logits, hidden = self.extend(inputs[n_before:], features, cache, last_only=False)
         pools: list[Pool] = []
-        for block in rows.split(ROOTS_PER_BLOCK):
-            block_hidden = None if hidden is None else hidden[block]
-            pools += self.grow(cache, logits[block], block_hidden, block + 1, tree)
+        for i in range(0, len(roots), ROOTS_PER_BLOCK):
+            block = [root - roots[0] for root in roots[i : i + ROOTS_PER_BLOCK]]
+            rows = sent(block, logits.device)
+            block_hidden = None if hidden is None else hidden[rows]
+            visible = [n_before + row + 1 for row in block]
+            pools += self.grow(cache, logits[rows], block_hidden, visible, tree)
         return pools
 
 
@@ -193,7 +252,7 @@ class BeamSession:
         self.draft = draft
         self._tokens = prompt[draft.first_token :]
         self._features: list[Tensor] = []
-        self._cache = draft.new_cache(n_max + SPARE_ROWS)
+        self._cache = draft.lend_cache(n_max)
         self._n_run = 0  # tokens the draft has run over
 
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
@@ -212,66 +271,29 @@ class BeamSession:
 
     def propose(
         self, tree: TreeConfig, clock: PhaseClock, shaper: Shaper | None = None
-    ) -> DraftTree:
+    ) -> DraftTree | PendingTree:
         """Return the tree below the last committed token."""
         pending, features = self.take()
-        logits, hidden = self.draft.extend(pending, features, self._cache, last_only=True)
+        steps = self.draft.steps
+        extended = None if steps is None else steps.extend(pending, features, self._cache)
+        if extended is None:
+            extended = self.draft.extend(pending, features, self._cache, last_only=True)
+        logits, hidden = extended
         clock.lap("extend")
-        visible = torch.tensor([self._cache.length], device=logits.device)
-        growing = shaper if shaper and shaper.stops_early else None
-        pool = self.draft.grow(self._cache, logits, hidden, visible, tree, growing)[0]
-        selected = shaper.select(pool) if shaper else pool.select(tree.nodes)
+        selected = self._grow(logits, hidden, tree, shaper)
         clock.lap("levels")
         return selected
 
-
-def grow_beams(
-    tokens: Tensor,
-    scores: Tensor,
-    expand: Callable[[Tensor, Tensor, list[Tensor], int], tuple[Tensor, Tensor]],
-    tree: TreeConfig,
-    shaper: Shaper | None = None,
-) -> list[Pool]:
-    """Grow pools level by level: the best `width` candidates of a level are expanded.
-
-    The published EAGLE-2 expansion (arXiv 2406.16858, section 4.1), with width and top-k apart.
-
-    Args:
-        tokens: [roots, K] children of the roots.
-        scores: [roots, K] their log-probabilities.
-        expand: Called as (tokens [roots, w], parents [roots, w] as indices into the previous
-            beam, ancestors, level) and returns the children, [roots, w, K] twice. `ancestors`
-            holds, for every beam so far, bool [roots, w, slots]: which of its nodes are
-            ancestors of the new ones, or themselves.
-        tree: Depth and width.
-        shaper: Asked before every level whether it is worth growing; for a single root only.
-    """
-    n_roots, top_k = tokens.shape
-    level_tokens, level_scores, level_start = tokens, scores, 0
-    parents = torch.full_like(tokens, -1)
-    pool = [(tokens, parents, scores)]
-    ancestors: list[Tensor] = []
-    for level in range(2, tree.depth + 1):
-        if shaper and not shaper.goes_deeper(level_scores[0].tolist(), level - 1):
-            break
-        n_beam = min(tree.width, level_tokens.shape[1])
-        order = level_scores.sort(dim=1, descending=True, stable=True).indices[:, :n_beam]
-        beam_parents = order // top_k
-        ancestors = [
-            slots.gather(1, beam_parents[..., None].expand(-1, -1, slots.shape[2]))
-            for slots in ancestors
-        ]
-        itself = torch.eye(n_beam, dtype=torch.bool, device=tokens.device)
-        ancestors.append(itself.expand(n_roots, -1, -1))
-        children, child_scores = expand(
-            level_tokens.gather(1, order), beam_parents, ancestors, level
-        )
-        beam_scores = level_scores.gather(1, order)
-        parents = (level_start + order)[..., None].expand(-1, -1, top_k).flatten(1)
-        level_start += level_tokens.shape[1]
-        level_tokens = children.flatten(1)
-        level_scores = (beam_scores[..., None] + child_scores).flatten(1)
-        pool.append((level_tokens, parents, level_scores))
-    ends = torch.tensor([part[0].shape[1] for part in pool]).cumsum(0).tolist()
-    columns = [torch.cat(parts, dim=1).tolist() for parts in zip(*pool, strict=True)]
-    return [Pool(t, p, s, ends) for t, p, s in zip(*columns, strict=True)]
+    def _grow(
+        self, logits: Tensor, hidden: Tensor | None, tree: TreeConfig, shaper: Shaper | None
+    ) -> DraftTree | PendingTree:
+        """Grow the tree below the last committed token, by a recorded pass if there is one."""
+        growing = shaper if shaper and shaper.stops_early else None
+        steps = self.draft.steps
+        if steps is not None and growing is None:
+            grown = steps.grow(logits, hidden, self._cache, tree)
+            if grown is not None:
+                return shaper.select(grown.pool()) if shaper else grown.tree()
+        visible = [self._cache.length]
+        pool = self.draft.grow(self._cache, logits, hidden, visible, tree, growing)[0]
+        return shaper.select(pool) if shaper else pool.select(tree.nodes)

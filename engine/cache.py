@@ -5,11 +5,17 @@ layers keep their whole past here; the window is a matter of the mask, which let
 back after the window has been passed.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+from .devices import sent
+
+CHUNK = 512
+"""Most tokens of one pass over a prompt: memory then grows with the context, not its square."""
 
 SPARE_ROWS = 64
 """Rows to allocate for the nodes of a round, beyond the text itself; more cost a copy."""
@@ -111,6 +117,32 @@ class LayerStates(NamedTuple):
         self.new.copy_(states.transpose(0, 1))
 
 
+class Slots(Protocol):
+    """One layer of a cache during a pass, as an attention layer needs it."""
+
+    @property
+    def keys(self) -> Tensor:
+        """All keys, the new ones included once they are written."""
+
+    @property
+    def values(self) -> Tensor:
+        """All values."""
+
+    def write(self, states: Tensor) -> None:
+        """Write the added keys and values, [n, 2, n_kv_heads, head_dim]."""
+
+
+class Extendable(Protocol):
+    """A cache whose layers grow together."""
+
+    @property
+    def length(self) -> int:
+        """Tokens held."""
+
+    def extend(self, n: int, n_kv_heads: int, head_dim: int, like: Tensor) -> Sequence[Slots]:
+        """Add n tokens to all layers; see `KVCache.extend`."""
+
+
 class KVCache(Cache):
     """The cache of one sequence.
 
@@ -197,7 +229,7 @@ class KVCache(Cache):
         if path[-1] == len(path) - 1:  # already contiguous: nothing moves
             self.truncate(start + len(path))
             return
-        rows = torch.tensor(path, device=self.layers[0].keys.device)
+        rows = sent(path, self.layers[0].keys.device)
         if self._states is None:
             for layer in self.layers:
                 layer.keep(start, rows)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-from .cache import SPARE_ROWS
 from .target import Target
 from .timing import synchronize
 
@@ -41,7 +40,7 @@ def measure_contexts(
     vocabulary = range(target.vocab_size)
     caches = {}
     for context in contexts:
-        caches[context] = target.new_cache(context + SPARE_ROWS)
+        caches[context] = target.lend_cache(context)
         target.forward(rng.choices(vocabulary, k=context), caches[context], last_only=True)
     cells = [(context, n_nodes) for context in contexts for n_nodes in (0, N_NODES)]
     times = []

@@ -15,8 +15,9 @@ from profiles import PLAIN, TreeConfig
 from profiles.errors import UsageError
 
 from .adaptive import Shaper
-from .cache import SPARE_ROWS
+from .devices import sent
 from .draft import Draft, DraftSession
+from .pending_tree import PendingTree
 from .sampling import Sampler
 from .stopping import StopRules
 from .target import Target
@@ -60,7 +61,7 @@ class Drafted:
     """
 
     asked: TreeConfig
-    tree: DraftTree
+    tree: DraftTree | PendingTree
     n_extend: int
 
 
@@ -141,8 +142,8 @@ class Request:
         self._sampler = sampler
         self._stop = stop
         self._forced = forced
-        self._draft = draft
-        self.feature_layers = () if draft is None else draft.feature_layers
+        self._draft = draft if _can_read(draft, len(prompt) + 1) else None
+        self.feature_layers = () if self._draft is None else self._draft.feature_layers
         self.session: DraftSession | None = None
         self.shaper = shaper
         self._n_committed = 0  # tokens the draft was told of
@@ -181,12 +182,14 @@ class Request:
         """Run the prompt through the target and return the first token.
 
         Args:
-            room: Tokens to make room for in the cache beside the prompt; by default what the
-                text may still grow by, and the nodes of a round.
+            room: Tokens to make room for in the cache beside the prompt; by default the cache is
+                lent for the whole text and the nodes of a round.
         """
         started = time.perf_counter()
-        room = self._budget + SPARE_ROWS if room is None else room
-        self.cache = self.target.new_cache(self.n_prompt + room)
+        if room is None:
+            self.cache = self.target.lend_cache(self.n_prompt + self._budget)
+        else:
+            self.cache = self.target.new_cache(self.n_prompt + room)
         logits, features = self.target.forward(
             self.tokens, self.cache, last_only=True, feature_layers=self.feature_layers
         )
@@ -201,12 +204,12 @@ class Request:
         """Run one round and return the tokens it emitted."""
         start, n_before = self.cache.length, len(self.tokens)
         drafted = self.draft_round(tree_config)
-        tree = drafted.tree
+        tokens, positions, mask = drafted.tree.as_input(self.tokens[-1], start)
         logits, features = self.target.forward(
-            [self.tokens[-1], *tree.tokens],
+            tokens,
             self.cache,
-            positions=start + torch.tensor(tree.depths),
-            mask=tree.mask() if tree.n_nodes else None,
+            positions=positions,
+            mask=mask,
             feature_layers=self.feature_layers,
         )
         path = self.accept(drafted, logits)
@@ -224,7 +227,7 @@ class Request:
         session = self.told_session()
         return self.drafted(tree_config, session.propose(tree_config, self.clock, self.shaper))
 
-    def drafted(self, asked: TreeConfig, tree: DraftTree) -> Drafted:
+    def drafted(self, asked: TreeConfig, tree: DraftTree | PendingTree) -> Drafted:
         """Return the round of a proposed tree; takes note of how far the draft has read."""
         n_extend = 0
         if not tree.model_free:
@@ -258,8 +261,12 @@ class Request:
         """Cut a tree to the budget; plain without a draft, or beyond what the draft can read."""
         if self._draft is None:
             return PLAIN
-        tree_config, limit = tree_config.limited(self.budget_left - 1), self._draft.max_positions
-        in_reach = limit is None or len(self.tokens) + tree_config.depth <= limit
+        if not _can_read(self._draft, len(self.tokens)):  # nor ever again: it is let go
+            self._draft, self.feature_layers = None, ()
+            self._features.clear()
+            return PLAIN
+        tree_config = tree_config.limited(self.budget_left - 1)
+        in_reach = _can_read(self._draft, len(self.tokens) + tree_config.depth)
         return tree_config if in_reach else PLAIN
 
     def told_session(self) -> DraftSession:
@@ -282,7 +289,9 @@ class Request:
         a whole text are held, a fraction of what the target's cache holds for it.
         """
         if features is not None:
-            self._features.append(features if rows is None else features[rows])
+            if rows is not None:
+                features = features[sent(rows, features.device)]
+            self._features.append(features)
 
     def _emitter(self, logits: Tensor) -> Callable[[int], int | None]:
         draw = self._sampler.drawer(logits, self.tokens, self.n_prompt)
@@ -315,6 +324,12 @@ def decode(
         yield emitted
     request.stats.total_s = time.perf_counter() - started
     request.stats.seconds = dict(request.clock.seconds)
+
+
+def _can_read(draft: Draft | None, n_tokens: int) -> bool:
+    """Tell whether a draft can read a text of that many tokens; beyond that rounds are plain."""
+    limit = None if draft is None else draft.max_positions
+    return limit is None or n_tokens <= limit
 
 
 def _check_prompt(prompt: list[int], budget: int, target: Target) -> None:

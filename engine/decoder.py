@@ -27,9 +27,11 @@ from profiles.prices import Prices
 from .adaptive import Shaper
 from .batch import BatchObserver, TreeOfBatch, decode_many
 from .decode import DecodeStats, Request, decode
+from .devices import device_like
 from .draft import Draft, fresh, remember
 from .fingerprint import describe_device
 from .guard import Guard, GuardStats
+from .memory import room_for
 from .pair import LoadedTarget, draft_of, load_target
 from .sampling import LogitsProcessor, Sampler, request_seed
 from .stopping import StoppingCriterion, StopRules
@@ -91,14 +93,15 @@ class SpeculativeDecoder:
     ) -> None:
         self._guard: Guard | None = None
         self._shaper: Shaper | None = None
+        self._largest = tree
         if serving is not None and draft is not None:
-            prices, largest = Prices(serving.cost_model), tree
+            prices = Prices(serving.cost_model)
             if serving.calibration is not None:
                 on_cpu = loaded.target.device.type == "cpu"
                 self._shaper = Shaper(serving.calibration, prices, stops_early=on_cpu)
-                largest = self._shaper.limits
-                largest.check_vocabulary(draft.max_top_k)
-            self._guard = Guard(largest, prices, serving.guard)
+                self._largest = self._shaper.limits
+                self._largest.check_vocabulary(draft.max_top_k)
+            self._guard = Guard(self._largest, prices, serving.guard)
         if draft is not None:
             tree.check_vocabulary(draft.max_top_k)
         elif not tree.is_plain:
@@ -141,7 +144,7 @@ class SpeculativeDecoder:
             loaded = load_target(
                 profile.target.id,
                 dtype=profile.target.dtype or "auto",
-                device=device or profile.device.kind or "auto",
+                device=device or device_like(profile.device.kind, profile.device.name),
             )
         sampling = sampling or profile.sampling
         raw = profile.domain.template == "none"  # prompts are built as those that were measured
@@ -178,12 +181,12 @@ class SpeculativeDecoder:
         forced: list[int] | None = None,
     ) -> Request:
         """Return a request ready to be decoded; the arguments are those of `generate`."""
+        ids = encode_prompt(prompt, self.loaded.tokenizer, raw=self.raw if raw is None else raw)
         n_new = max_new_tokens if forced is None else len(forced)
-        is_short = self._guard is not None and n_new < self._guard.settings.min_new_tokens
         return Request(
             self.loaded.target,
-            None if is_short else self.draft,
-            encode_prompt(prompt, self.loaded.tokenizer, raw=self.raw if raw is None else raw),
+            self._draft_for(len(ids), n_new),
+            ids,
             Sampler(self.sampling, request_seed(seed, index), logits_processors),
             StopRules(
                 max_new_tokens,
@@ -196,6 +199,21 @@ class SpeculativeDecoder:
             forced,
             self._shaper,
         )
+
+    def _draft_for(self, n_prompt: int, n_new: int) -> Draft | None:
+        """Return the draft where it can pay and its rounds fit the memory, else None.
+
+        Raises:
+            SpectuneError: Not even plain decoding fits.
+        """
+        target = self.loaded.target
+        n_tokens = min(n_prompt + n_new, target.max_positions or n_prompt + n_new)
+        room = room_for(target, self.draft, n_tokens)
+        if self._guard is not None:
+            settings = self._guard.settings
+            if n_new < settings.min_new_tokens or n_prompt > (settings.max_context or n_prompt):
+                return None
+        return self.draft if room.fits(self._largest) else None
 
     @property
     def stats(self) -> GuardStats | None:

@@ -3,7 +3,11 @@
 Must not know about models.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from profiles.errors import UsageError
 
@@ -26,7 +30,8 @@ def resolve_device(device: str | torch.device) -> torch.device:
     if name in _SEVERAL_GPUS or "," in name:
         raise UsageError(
             f"the engine decodes on one device, but {name} spreads the model over several GPUs; "
-            "name one of them, such as cuda:0"
+            "name one of them, such as cuda:0, or tune in a serving engine that splits models "
+            "(--backend vllm)"
         )
     available = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     if torch.backends.mps.is_available():
@@ -43,6 +48,20 @@ def resolve_device(device: str | torch.device) -> torch.device:
     return torch.device(name)
 
 
+def device_like(kind: str | None, name: str | None) -> str:
+    """Return the device here that a description fits best: of several GPUs the one of that name.
+
+    Args:
+        kind: `cpu`, `cuda` or `mps`; None for whatever there is.
+        name: The model of the device.
+    """
+    if kind == "cuda":
+        for i in range(torch.cuda.device_count()):
+            if torch.cuda.get_device_name(i) == name:
+                return f"cuda:{i}"
+    return kind or "auto"
+
+
 def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """Return the dtype of a name; `auto` is the fastest one the device computes in natively.
 
@@ -54,7 +73,7 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype == "auto":
         if device.type == "cpu":
             return torch.bfloat16 if _cpu_has_bfloat16() else torch.float32
-        if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+        if device.type == "cuda" and _gpu_has_bfloat16(device):
             return torch.bfloat16
         return torch.float16
     if dtype not in DTYPES:
@@ -67,8 +86,19 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return DTYPES[dtype]
 
 
+def _gpu_has_bfloat16(device: torch.device) -> bool:
+    """Tell whether this very GPU multiplies bfloat16; others of the machine may differ."""
+    with torch.cuda.device(device):
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
+
 def _cpu_has_bfloat16() -> bool:
     """Tell whether the processor multiplies bfloat16; False where torch cannot say."""
     probe = getattr(torch.cpu, "get_capabilities", None)
     found = probe() if probe else {}
     return any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16"))
+
+
+def sent(values: Sequence[Any] | Tensor, device: torch.device) -> Tensor:
+    """Return numbers as a tensor on a device, without waiting for what the device is doing."""
+    return torch.as_tensor(values).to(device, non_blocking=True)

@@ -7,6 +7,7 @@ from torch import Tensor
 from profiles import TreeConfig
 
 from .adaptive import Shaper
+from .pending_tree import PendingTree
 from .timing import PhaseClock
 from .tree import DraftTree, Pool
 
@@ -30,7 +31,7 @@ class DraftSession(Protocol):
 
     def propose(
         self, tree: TreeConfig, clock: PhaseClock, shaper: Shaper | None = None
-    ) -> DraftTree:
+    ) -> DraftTree | PendingTree:
         """Return the tree to verify below the last committed token.
 
         With a shaper it may have fewer levels and nodes, otherwise all that were asked for. Adds

@@ -33,6 +33,7 @@ class Eagle3Config:
         fc_norm: One RMSNorm per feature before `fc` (EAGLE-3.1).
         norm_output: The state fed back is the normed one (EAGLE-3.1).
         sliding_window: Keys a query may see, itself included; None sees all.
+        max_positions: Length of the texts it was trained for; None if it is not known.
         feature_layers: Indices into the target's `hidden_states` (0 = embeddings), in the
             order in which `fuse` expects their concatenation.
     """
@@ -59,6 +60,7 @@ class Eagle3Config:
     fc_norm: bool = False
     norm_output: bool = False
     sliding_window: int | None = None
+    max_positions: int | None = None
 
 
 class AppendOnlyCache(Protocol):

@@ -133,6 +133,7 @@ def build_config(
         # Until its PR 879 SpecForge meant by true only that a norm stands before lm_head.
         norm_output=_convention(stated, "norm_output") and (nested or fc_norm),
         sliding_window=_sliding_window(path, layer),
+        max_positions=layer.max_position_embeddings,
     )
 
 
@@ -266,6 +267,7 @@ def flat_config(config: Eagle3Config, dtype: str) -> dict[str, Any]:
         "rope_scaling": None if rope["rope_type"] == "default" else rope,
         "layer_types": [kind] * config.n_layers,
         "sliding_window": config.sliding_window,
+        "max_position_embeddings": config.max_positions,
         "tie_word_embeddings": False,
         "torch_dtype": dtype,
         "vocab_size": config.target_vocab_size,

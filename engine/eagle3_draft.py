@@ -11,13 +11,22 @@ from torch import Tensor
 
 from .batch_cache import BatchCache, packed, padded, visible_rows
 from .beam import BeamDraft
-from .cache import KVCache
+from .cache import CHUNK, KVCache
+from .devices import sent
 from .eagle3 import Eagle3Head
+from .graphs import recorder_for
 from .packed import pack_in_place
+from .static import SlotCache
 
 
 class Eagle3Draft(BeamDraft):
-    """The head of one target (EAGLE-3, arXiv 2503.01840)."""
+    """The head of one target (EAGLE-3, arXiv 2503.01840).
+
+    Attributes:
+        chunk: Most tokens of one pass over a long input.
+        max_positions: The length it was trained for; a head with a sliding window has no limit,
+            since within the window no distance is new to it.
+    """
 
     kind = "eagle3"
     first_token = 1  # a pair needs the token before its own
@@ -28,7 +37,13 @@ class Eagle3Draft(BeamDraft):
         self.feature_layers = head.config.feature_layers
         self.n_layers = head.config.n_layers
         self.max_top_k = head.config.draft_vocab_size
-        self._window = head.config.sliding_window
+        self.chunk = CHUNK
+        self.window = head.config.sliding_window
+        self.max_positions = head.config.max_positions if self.window is None else None
+        config, size = head.config, head.fc.weight.element_size()
+        self.cache_bytes = 2 * config.n_layers * config.n_kv_heads * config.head_dim * size
+        self.row_bytes = (3 * config.intermediate_size + 6 * config.hidden_size) * size
+        self.record(recorder_for(head.fc.weight.device))
 
     def variant(
         self, *, feature_layers: Sequence[int] | None = None, rope_theta: float | None = None
@@ -49,13 +64,21 @@ class Eagle3Draft(BeamDraft):
             Logits [n or 1, draft vocabulary] and the states that predict them, [n or 1, H].
         """
         assert features is not None and len(features) == len(tokens)  # noqa: S101
-        hidden = self.head.fuse(features)
-        positions = torch.arange(cache.length, cache.length + len(tokens), device=hidden.device)
-        ids = torch.tensor(tokens, device=hidden.device)
-        hidden = self._run(ids, hidden, positions, cache, None)
+        n_before = max(0, len(tokens) - self.chunk) if last_only else 0
+        for start in range(0, n_before, self.chunk):
+            end = min(start + self.chunk, n_before)
+            self._append(tokens[start:end], features[start:end], cache)
+        hidden = self._append(tokens[n_before:], features[n_before:], cache)
         if last_only:
             hidden = hidden[-1:]
         return self.head.logits(hidden), hidden
+
+    def _append(self, tokens: list[int], features: Tensor, cache: KVCache) -> Tensor:
+        """Run the head over committed tokens [n] in one pass; return its states [n, H]."""
+        hidden = self.head.fuse(features)
+        positions = torch.arange(cache.length, cache.length + len(tokens), device=hidden.device)
+        ids = sent(tokens, hidden.device)
+        return self._run(ids, hidden, positions, cache, None)
 
     def expand(
         self,
@@ -74,9 +97,9 @@ class Eagle3Draft(BeamDraft):
         n, n_total = len(tokens), cache.length + len(tokens)
         if mask.shape[1] < n_total:
             mask = torch.cat([mask.new_ones(n, n_total - mask.shape[1]), mask], dim=1)
-        if self._window is not None:
+        if self.window is not None:
             keys = torch.cat([cache.positions[: cache.length].to(positions.device), positions])
-            mask = mask & (positions[:, None] - keys[None, :] < self._window)
+            mask = mask & (positions[:, None] - keys[None, :] < self.window)
         hidden = self._run(tokens, hidden, positions, cache, mask[None, None])
         return self.head.logits(hidden), hidden
 
@@ -101,14 +124,30 @@ class Eagle3Draft(BeamDraft):
         layout = cache.begin([len(mask) for mask in masks], positions)
         visible = visible_rows(cache.lengths, masks, cache.end)
         places = padded(positions, layout)
-        if self._window is not None:
+        if self.window is not None:
             keys = cache.positions[: layout.n_rows, : cache.end]
-            visible &= places[:, :, None] - keys[:, None] < self._window
+            visible &= places[:, :, None] - keys[:, None] < self.window
         out: Tensor = self.head(
             padded(tokens, layout), padded(hidden, layout), places, cache, visible[:, None]
         )
         hidden = packed(out, layout)
         return self.head.logits(hidden), hidden
+
+    def at(
+        self,
+        tokens: Tensor,
+        hidden: Tensor | None,
+        positions: Tensor,
+        cache: SlotCache,
+        visible: Tensor,
+    ) -> tuple[Tensor, Tensor | None]:
+        assert hidden is not None  # noqa: S101
+        states = self.head(tokens[None], hidden[None], positions[None], cache, visible[None, None])
+        return self.head.logits(states[0]), states[0]
+
+    def cache_layout(self) -> tuple[int, int, int, Tensor]:
+        config = self.head.config
+        return config.n_layers, config.n_kv_heads, config.head_dim, self.head.fc.weight
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """Translate draft ids to target ids, of any shape."""

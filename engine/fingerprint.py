@@ -130,7 +130,7 @@ def _describe_cpu(device: torch.device) -> dict[str, Any]:
     return {
         "name": _cpu_name(),
         "count": n_cores or 1,
-        "memory_gib": _gib(min([memory, *_cgroup_limits()])),
+        "memory_gib": _gib(min([memory, *cgroup_limits()])),
         "driver": None,
     }
 
@@ -185,7 +185,7 @@ def _output_of(*command: str) -> str | None:
     return done.stdout.strip()
 
 
-def _cgroup_limits(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
+def cgroup_limits(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
     """Return the memory limits in bytes that control groups set on this process.
 
     Version 2 limits hold for a group and all below it, so each level on the way up counts.

@@ -93,10 +93,12 @@ class Work:
     body_operations: int
     head_operations: int
 
-    def pass_s(self, limits: MachineLimits, n_tokens: int, context: int) -> float:
-        """Return the least seconds of a pass over new tokens, logits for the last one only."""
+    def pass_s(
+        self, limits: MachineLimits, n_tokens: int, context: int, n_logits: int = 1
+    ) -> float:
+        """Return the least seconds of a pass over new tokens, `n_logits` of them with logits."""
         read = self.body_bytes + self.head_bytes + self.cache_bytes * (context + n_tokens)
-        operations = self.body_operations * n_tokens + self.head_operations
+        operations = self.body_operations * n_tokens + self.head_operations * n_logits
         return max(read / limits.bytes_per_s, operations / limits.operations_per_s)
 
     def plain_text(self, limits: MachineLimits, trace: Trace) -> TimedText:
@@ -123,13 +125,10 @@ def work_of(target: Target) -> Work | None:
     head = target.model.get_output_embeddings().weight
     outside = {id(embedding), id(head)}
     body = [p for p in target.model.parameters() if id(p) not in outside]
-    n_heads = config.num_attention_heads
-    n_kv_heads = getattr(config, "num_key_value_heads", None) or n_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // n_heads
     return Work(
         body_bytes=sum(p.numel() * p.element_size() for p in body),
         head_bytes=head.numel() * head.element_size(),
-        cache_bytes=2 * target.n_layers * n_kv_heads * head_dim * target.dtype.itemsize,
+        cache_bytes=target.cache_bytes,
         body_operations=2 * sum(p.numel() for p in body),
         head_operations=2 * head.numel(),
     )

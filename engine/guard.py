@@ -119,6 +119,8 @@ class Guard:
         """
         if self.stats.n_rounds < FEW:
             return False  # the price of a plain token comes first
+        if self.settings.max_context is not None and context > self.settings.max_context:
+            return False  # measured to lose there
         catch_up = self._catch_up(n_behind, context)
         if catch_up and budget_left < self.settings.min_new_tokens:
             return False

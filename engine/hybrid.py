@@ -14,6 +14,7 @@ from profiles import TreeConfig
 
 from .adaptive import Shaper
 from .draft import Draft, DraftSession, fresh
+from .pending_tree import PendingTree
 from .suffix import SuffixDraft, SuffixSession
 from .timing import PhaseClock
 from .tree import DraftTree, Pool
@@ -121,7 +122,7 @@ class HybridSession:
 
     def propose(
         self, tree: TreeConfig, clock: PhaseClock, shaper: Shaper | None = None
-    ) -> DraftTree:
+    ) -> DraftTree | PendingTree:
         """Return the tree below the last committed token; adds the lap "match" as well.
 
         A shaper knows what the head's scores are worth, so it shapes the head's trees alone.

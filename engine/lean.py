@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .batch_cache import BatchCache, BatchStates
-from .cache import KVCache, LayerStates, RowLayout
+from .cache import Extendable, KVCache, RowLayout, Slots
 from .packed import PackedLinear
 
 _FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
@@ -118,6 +117,15 @@ class LeanForward:
         lean = cls(model)
         return lean if lean._agrees_with(model) else None
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self._embedding.device
+
+    def cache_layout(self) -> tuple[int, int, int, Tensor]:
+        """Return layers, key heads and head size of a cache, and a tensor like its own."""
+        return len(self._layers), self._n_kv_heads, self._head_dim, self._embedding
+
     def _agrees_with(self, model: Any) -> bool:
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(0, len(self._embedding), (5,), generator=generator)
@@ -134,7 +142,7 @@ class LeanForward:
         self,
         ids: Tensor,
         positions: Tensor,
-        cache: KVCache | BatchCache,
+        cache: Extendable,
         mask: Tensor | None,
         *,
         last_only: bool,
@@ -164,9 +172,7 @@ class LeanForward:
         layout = layout or RowLayout(1, n)
         bias = self._bias(mask, layout, cache.length, x)
         inputs: dict[int, Tensor] = {}
-        held: Sequence[LayerStates | BatchStates] = cache.extend(
-            n, self._n_kv_heads, self._head_dim, x
-        )
+        held = cache.extend(n, self._n_kv_heads, self._head_dim, x)
         for index, (layer, states) in enumerate(zip(self._layers, held, strict=True)):
             if index in feature_layers:
                 inputs[index] = x
@@ -203,14 +209,7 @@ class LeanForward:
         n_shared = self._n_heads // self._n_kv_heads
         return bias.view(n_rows, n, -1).repeat_interleave(n_shared, dim=1)[:, None]
 
-    def _project(
-        self,
-        layer: _Layer,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        held: LayerStates | BatchStates,
-    ) -> Tensor:
+    def _project(self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, held: Slots) -> Tensor:
         """Return rotated queries [n, n_heads, head_dim]; write keys and values to the cache."""
         n_rotated = self._n_heads + self._n_kv_heads
         states = layer.qkv(layer.norm(x)).view(len(x), -1, self._head_dim)
@@ -227,7 +226,7 @@ class LeanForward:
     def _attend(
         self,
         queries: Tensor,
-        held: LayerStates | BatchStates,
+        held: Slots,
         bias: Tensor | None,
         layout: RowLayout,
     ) -> Tensor:

@@ -7,6 +7,7 @@ know about trees, drafts or sampling.
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from profiles.io import expanded
 from .decodable import check_decodable, check_folder, quantization_name
 from .devices import resolve_device, resolve_dtype
 from .hub import find_snapshot, is_hub_id, reason
+from .memory import check_weights_fit
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ def load_model(
             trusted=source.options.get("trust_remote_code", False),
             unpacked=source.unpacked,
         )
+    _check_room(source, config, in_dtype, on_device)
     tokenizer = _load_tokenizer(source)
     model = _load_weights(source, config, in_dtype, on_device)
     model.eval().requires_grad_(False)
@@ -191,6 +194,21 @@ def _load_tokenizer(source: _Source) -> Any:
             f"the tokenizer of {source.id} must be readable by transformers, but it says "
             f"'{reason(error)}'; copy its files again or install what it asks for"
         ) from error
+
+
+def _check_room(source: _Source, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse weights that are larger than the device's memory, before they are read.
+
+    Those of models that bring their own code or stay quantised are not known beforehand.
+    """
+    from transformers import AutoModelForCausalLM
+
+    stays_quantised = getattr(config, "quantization_config", None) and not source.unpacked
+    if stays_quantised or source.options.get("trust_remote_code"):
+        return
+    with torch.device("meta"), quiet_transformers():
+        outline = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+    check_weights_fit(outline, source.id, dtype, device)
 
 
 def _load_weights(

@@ -9,6 +9,8 @@ from torch import Tensor
 from .batch_cache import BatchCache
 from .beam import BeamDraft
 from .cache import KVCache
+from .graphs import Recorder
+from .static import SlotCache, StaticForward
 from .target import Target
 
 
@@ -26,8 +28,22 @@ class ModelDraft(BeamDraft):
         self.model = model
         self._decoder = Target(model)
         self.n_layers = self._decoder.n_layers
-        self.max_positions = self._decoder.max_positions
+        # Within a sliding window no distance is new to it, however long the text.
+        windowed = self._decoder.is_windowed
+        self.max_positions = None if windowed else self._decoder.max_positions
         self.max_top_k = min(self._decoder.vocab_size, target_vocab_size)
+        self.cache_bytes = self._decoder.cache_bytes
+        self.row_bytes = self._decoder.row_bytes
+        self._play_back(self._decoder.static)
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Record rounds, where the model's own passes are recorded; see `BeamDraft.record`."""
+        self._decoder.record(recorder)
+        self._play_back(self._decoder.static)
+
+    def _play_back(self, static: StaticForward | None) -> None:
+        super().record(None if static is None else static.record)
+        self.window = None if static is None else static.window
 
     def new_cache(self, capacity: int) -> KVCache:
         """Return an empty cache of the model with room for `capacity` tokens."""
@@ -67,6 +83,23 @@ class ModelDraft(BeamDraft):
         """Run the model over n tokens of several texts: logits [n, `max_top_k`] and no states."""
         logits, _ = self._decoder.forward_rows(self._known(tokens), positions, masks, cache)
         return logits[:, : self.max_top_k], None
+
+    def at(
+        self,
+        tokens: Tensor,
+        hidden: Tensor | None,
+        positions: Tensor,
+        cache: SlotCache,
+        visible: Tensor,
+    ) -> tuple[Tensor, Tensor | None]:
+        assert self._decoder.static is not None  # noqa: S101 - else nothing is recorded
+        ids, lean = self._known(tokens), self._decoder.static.lean
+        logits, _ = lean(ids, positions, cache, visible, last_only=False, feature_layers=())
+        return logits[:, : self.max_top_k], None
+
+    def cache_layout(self) -> tuple[int, int, int, Tensor]:
+        assert self._decoder.static is not None  # noqa: S101 - else nothing is recorded
+        return self._decoder.static.lean.cache_layout()
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """Return the ids as they are: both vocabularies are the same."""

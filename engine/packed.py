@@ -38,7 +38,7 @@ class PackedLinear:
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         self._bias = torch.cat(biases) if biases else None
         self._n_unpacked = sys.maxsize
-        if _can_pack(weight):
+        if packs(weight.device, weight.dtype):
             self._n_unpacked = _N_UNPACKED[weight.dtype]
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
         self._weight: Any = None
@@ -71,7 +71,7 @@ def pack_in_place(module: nn.Module) -> None:
         if (
             type(linear) is nn.Linear
             and "forward" not in vars(linear)
-            and _can_pack(linear.weight)
+            and packs(linear.weight.device, linear.weight.dtype)
         ):
             setattr(linear, "forward", _PackedForward(linear))  # noqa: B010
 
@@ -106,11 +106,11 @@ class _PackedForward:
 _ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
-def _can_pack(weight: Tensor) -> bool:
-    """Whether oneDNN is there and computes in the weight's dtype faster than torch itself."""
-    if weight.device.type != "cpu" or weight.dtype not in _N_UNPACKED or _ONEDNN is None:
+def packs(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether oneDNN is there and computes in a dtype faster than torch itself."""
+    if device.type != "cpu" or dtype not in _N_UNPACKED or _ONEDNN is None:
         return False
-    if weight.dtype == torch.bfloat16:
+    if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return bool(torch.backends.mkldnn.is_available())
 

@@ -13,9 +13,12 @@ from torch import Tensor, nn
 from profiles.errors import SpectuneError
 
 from .batch_cache import BatchCache, packed, padded, visible_rows
-from .cache import KVCache, RowLayout
+from .cache import CHUNK, SPARE_ROWS, KVCache, RowLayout
+from .devices import sent
+from .graphs import Recorder, recorder_for
 from .lean import LeanForward
 from .packed import pack_in_place
+from .static import StaticForward
 
 SLIDING = "sliding_attention"
 
@@ -25,6 +28,10 @@ class Target:
 
     Args:
         model: The loaded model, in eval mode; see also `check_tree_decoding`.
+
+    Attributes:
+        chunk: Most tokens of one pass over a long input.
+        static: Recorded passes, None where nothing records them.
     """
 
     def __init__(self, model: Any) -> None:
@@ -35,6 +42,7 @@ class Target:
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
         self.n_layers: int = self.config.num_hidden_layers
         self.max_positions: int | None = getattr(self.config, "max_position_embeddings", None)
+        self.chunk = CHUNK
         self._eager = self.config._attn_implementation == "eager"
         self._window, self._layer_kinds = _attention_kinds(self.config)
         names = inspect.signature(model.forward).parameters
@@ -43,8 +51,14 @@ class Target:
         self._lean = LeanForward.build(model)
         if self._lean is None:
             pack_in_place(model)
+        self.static: StaticForward | None = None
+        self.record(recorder_for(self.device))
         self._features: dict[int, Tensor] = {}
         self._watched: set[int] = set()
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Run passes over a few tokens by recordings from now on, if there is a recorder."""
+        self.static = StaticForward.build(self._lean, self._window, recorder)
 
     def _watch(self, index: int) -> None:
         """Keep the input of decoder layer `index` at every pass from now on."""
@@ -60,6 +74,31 @@ class Target:
     def new_cache(self, capacity: int) -> KVCache:
         """Return an empty cache with room for `capacity` tokens."""
         return KVCache(self.n_layers, capacity)
+
+    def lend_cache(self, n_tokens: int) -> KVCache:
+        """Return an empty cache for a text of that many tokens: one whose passes are recorded."""
+        lent = None if self.static is None else self.static.lend(n_tokens)
+        return self.new_cache(n_tokens + SPARE_ROWS) if lent is None else lent
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the cache per token held."""
+        config = self.config
+        n_heads = config.num_attention_heads
+        n_kv_heads = getattr(config, "num_key_value_heads", None) or n_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // n_heads
+        return int(2 * self.n_layers * n_kv_heads * head_dim * self.dtype.itemsize)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that a token's activations take at most within a pass, about."""
+        inner = getattr(self.config, "intermediate_size", None) or 4 * self.config.hidden_size
+        return int((3 * inner + 6 * self.config.hidden_size) * self.dtype.itemsize)
+
+    @property
+    def is_windowed(self) -> bool:
+        """Whether every layer sees a sliding window alone, so that no text is too long for it."""
+        return self._window is not None and self._layer_kinds == [SLIDING]
 
     @torch.inference_mode()
     def forward(
@@ -80,7 +119,8 @@ class Target:
             positions: int64 [n], absolute; those that follow the cache if None.
             mask: bool [n, m] with m >= n, which new token attends to which of the last m tokens
                 (the new ones are the last n); what precedes them is visible. Causal if None.
-            last_only: Compute logits for the last token only.
+            last_only: Compute logits for the last token only; more tokens than `chunk`, in causal
+                order, are then run in several passes.
             feature_layers: Features to return, as indices into transformers' `hidden_states`
                 (0 = embeddings, i = the input of layer i).
 
@@ -89,10 +129,16 @@ class Target:
             in the order of `feature_layers`; None if there are none.
         """
         start, n = cache.length, len(tokens)
-        ids = torch.as_tensor(tokens, device=self.device)
+        if last_only and n > self.chunk and mask is None and positions is None:
+            return self._in_chunks(tokens, cache, feature_layers)
+        if self.static is not None and not last_only:
+            result = self.static(tokens, cache, positions, mask, feature_layers)
+            if result is not None:
+                return result
+        ids = sent(tokens, self.device)
         if positions is None:
             positions = torch.arange(start, start + n)
-        positions = positions.to(self.device)
+        positions = sent(positions, self.device)
         cache.note_positions(positions)
         visible = self._visible(cache, n, mask)
         if self._lean is not None:
@@ -190,6 +236,21 @@ class Target:
             return logits, None
         return logits, torch.cat([self._features[i] for i in feature_layers], dim=-1)
 
+    def _in_chunks(
+        self, tokens: Sequence[int] | Tensor, cache: KVCache, feature_layers: Sequence[int]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run a long input in passes of at most `chunk` tokens; as `forward` with `last_only`."""
+        parts = []
+        for start in range(0, len(tokens), self.chunk):
+            logits, features = self.forward(
+                tokens[start : start + self.chunk],
+                cache,
+                last_only=True,
+                feature_layers=feature_layers,
+            )
+            parts += [] if features is None else [features]
+        return logits, torch.cat(parts) if parts else None
+
     def _visible(self, cache: KVCache, n: int, mask: Tensor | None) -> dict[str, Tensor] | None:
         """Return who attends to whom, bool [n, cached + n], by kind; None if plainly causal."""
         start, total = cache.length, cache.length + n
@@ -200,7 +261,7 @@ class Target:
         if mask is None:
             full = full.tril(diagonal=start)
         else:
-            full[:, total - mask.shape[1] :] = mask.to(self.device)
+            full[:, total - mask.shape[1] :] = sent(mask, self.device)
         masks = dict.fromkeys(self._layer_kinds if windowed else self._layer_kinds[:1], full)
         if self._window is not None and windowed:
             positions = cache.positions[:total]

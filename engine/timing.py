@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -44,19 +45,37 @@ class TimedText:
 class PhaseClock:
     """A stopwatch with laps; every lap is added to the phase that it names.
 
-    On an accelerator the queue is drained before each lap, which costs time itself: such laps
-    are for measuring rounds, whole requests are timed without them (`detailed=False`).
+    On CUDA a lap marks a place in the device's queue (an event) and waits for nothing; times are
+    read when they are asked for. Other accelerators are drained before each lap, which costs time
+    itself: there only measured rounds have laps (`detailed`).
     """
 
     def __init__(self, device: torch.device, detailed: bool = True) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._detailed = detailed or device.type == "cpu"
-        self._synchronize = device.type != "cpu"
+        self._seconds: dict[str, float] = defaultdict(float)
         self._device = device
+        self._has_events = device.type == "cuda"
+        self._detailed = detailed or device.type in ("cpu", "cuda")
+        self._drains = device.type not in ("cpu", "cuda") and detailed
+        self._marks: list[tuple[str, Any, Any]] = []
         self._last = self._now()
 
-    def _now(self) -> float:
-        if self._synchronize and self._detailed:
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase; on CUDA this waits for the last lap to be reached."""
+        if self._marks:
+            self._marks[-1][2].synchronize()
+            for phase, start, end in self._marks:
+                self._seconds[phase] += 1e-3 * start.elapsed_time(end)
+            self._marks.clear()
+        return self._seconds
+
+    def _now(self) -> Any:
+        """Return the time, or an event that will have it."""
+        if self._has_events:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(torch.cuda.current_stream(self._device))
+            return event
+        if self._drains:
             torch.accelerator.synchronize(self._device)
         return time.perf_counter()
 
@@ -69,7 +88,10 @@ class PhaseClock:
         if not self._detailed:
             return
         now = self._now()
-        self.seconds[phase] += now - self._last
+        if self._has_events:
+            self._marks.append((phase, self._last, now))
+        else:
+            self._seconds[phase] += now - self._last
         self._last = now
 
 

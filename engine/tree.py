@@ -53,6 +53,16 @@ class DraftTree:
             )
         }
 
+    def as_input(self, root: int, start: int) -> tuple[list[int], Tensor, Tensor | None]:
+        """Return ids and positions [N+1] and the mask of the pass that verifies the tree.
+
+        Args:
+            root: Token of the root.
+            start: Its position.
+        """
+        positions = start + torch.tensor(self.depths)
+        return [root, *self.tokens], positions, self.mask() if self.n_nodes else None
+
     def mask(self) -> Tensor:
         """Return bool [N+1, N+1]: row i may attend to its ancestors and to itself."""
         mask = np.zeros((self.n_nodes + 1, self.n_nodes + 1), dtype=np.bool_)

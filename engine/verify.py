@@ -7,10 +7,11 @@ lossless for any tree because no draw depends on the tree.
 
 from collections.abc import Callable
 
+from .pending_tree import PendingTree
 from .tree import DraftTree
 
 
-def walk(tree: DraftTree, emit: Callable[[int], int | None]) -> list[int]:
+def walk(tree: DraftTree | PendingTree, emit: Callable[[int], int | None]) -> list[int]:
     """Walk from the root while the emitted tokens stay inside the tree.
 
     Args:

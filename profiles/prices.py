@@ -63,6 +63,11 @@ class Prices:
         """The middle of the measured contexts, where one price has to stand for all."""
         return sum(self._valid.get("context", (0.0, 0.0))) / 2
 
+    @property
+    def longest_context(self) -> float:
+        """The longest context that was measured; 0 if none was."""
+        return self._valid.get("context", (0.0, 0.0))[1]
+
     def plain(self, context: float = 0.0) -> float:
         """Return the price of a plain token with that many tokens in the cache."""
         return self._price("plain", context, context) if "plain" in self._tables else 1.0

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from .strict import Count, Items, Number, Positive, StrictModel, broken_rule
+from .strict import AtLeastOne, Count, Items, Number, Positive, StrictModel, broken_rule
 from .summaries import CostModelSummary
 from .tree import TreeConfig
 
@@ -26,6 +26,10 @@ class GuardSettings(StrictModel):
     )
     min_new_tokens: Count = Field(
         default=0, description="shorter answers are decoded plainly, without the draft's prefill"
+    )
+    max_context: AtLeastOne | None = Field(
+        default=None,
+        description="tokens of text beyond which rounds were measured to cost more than they give",
     )
 
 

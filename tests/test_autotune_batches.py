@@ -23,6 +23,7 @@ from autotune.batches.proving import SizeProof, judged, prove_sizes
 from autotune.batches.schedule import BatchResults
 from autotune.batches.trying import SizeTimes, larger_sizes, trees_for_batches
 from autotune.candidates import Candidate
+from autotune.cli import parser
 from autotune.cost_model import Prediction
 from autotune.holdout import PairedTimes, judge
 from autotune.job import Job, Models, prepare
@@ -393,3 +394,13 @@ def test_a_tree_that_gains_nothing_is_seldom_proved() -> None:
     for n_batches in (3, 4, 8):
         assert share(1.0, n_batches) <= 0.05 + 3 * (0.05 * 0.95 / 400) ** 0.5
     assert share(1.2, 4) > 0.8
+
+
+def test_the_command_takes_sizes_between_commas(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["tune", "--target", "demo", "--prompts", "x.jsonl", "--batch-sizes"]
+    assert parser().parse_args([*words, "1,2,4"]).batch_sizes == (1, 2, 4)
+    for wrong in ("1,two", "", "1,,2"):
+        with pytest.raises(SystemExit) as stop:
+            parser().parse_args([*words, wrong])
+        assert stop.value.code == 2
+        assert f"invalid list of whole numbers value: {wrong!r}" in capsys.readouterr().err

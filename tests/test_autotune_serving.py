@@ -7,16 +7,20 @@ import pytest
 
 from autotune.cost_model import Prediction
 from autotune.search import Candidate
-from autotune.serving import fixed_serving, limits_of
+from autotune.serving import fixed_serving, limits_of, longest_context
 from autotune.space import SearchSpace
 from profiles import CostModelSummary, CostTable, TreeConfig
+from profiles.prices import Prices
 
 TREE = TreeConfig(depth=3, width=2, top_k=3, nodes=6)
 
 
 def job(**sample: Any) -> Any:
     space = SearchSpace(max_depth=8, max_width=4, max_top_k=4, max_nodes=20)
-    return SimpleNamespace(sample=SimpleNamespace(**sample), spaces={"head": space})
+    settings = SimpleNamespace(max_new_tokens=100)
+    return SimpleNamespace(
+        sample=SimpleNamespace(**sample), spaces={"head": space}, settings=settings
+    )
 
 
 @pytest.mark.parametrize(("speedup", "least"), [(1.28, 11), (2.0, 5), (0.9, 0)])
@@ -39,3 +43,28 @@ def test_adaptive_drafting_may_grow_as_far_as_was_searched() -> None:
     assert (other.depth, other.width, other.top_k, other.nodes) == (8, 4, 4, 20)
     chain = Candidate("head", TreeConfig.chain(2), Prediction(2.0, 1.0))
     assert limits_of(job(), chain)[0] == TreeConfig.chain(8)
+
+
+def verify_at(context: float, nodes: float) -> CostTable:
+    return CostTable(name="verify", at={"context": context}, x=[1.0, 6.0], relative=[nodes, nodes])
+
+
+@pytest.mark.parametrize(("speedup", "most"), [(1.28, 280), (1.98, 980), (2.1, None), (0.9, None)])
+def test_rounds_that_grow_dear_with_the_context_are_served_up_to_where_they_lose(
+    speedup: float, most: int | None
+) -> None:
+    """A plain pass costs 1 whatever the context, a round 1 at none and 2 at 1,000 tokens: at
+    c it costs 1 + c / 1000. A tree that gains by `speedup` behind 0 tokens loses from there on."""
+    tables = [
+        CostTable(name="plain", x=[0.0, 1000.0], relative=[1.0, 1.0]),
+        *(verify_at(0.0, 1.0), verify_at(1000.0, 2.0)),
+    ]
+    summary = CostModelSummary(reference_ms=1.0, tables=tables, valid={"context": (0.0, 1000.0)})
+    found = longest_context(TREE, Prediction(speedup, 1.0), Prices(summary), 0.0)
+    assert found is None if most is None else found == pytest.approx(most, abs=1)
+
+
+def test_a_context_beyond_what_was_measured_says_nothing() -> None:
+    """No table of contexts, no limit."""
+    summary = CostModelSummary(reference_ms=1.0, tables=[verify_at(0.0, 1.0)])
+    assert longest_context(TREE, Prediction(1.5, 1.0), Prices(summary), 50.0) is None

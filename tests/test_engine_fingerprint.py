@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from engine.fingerprint import _WHOLE_BYTES, _cgroup_limits, describe_device, weights_sha256
+from engine.fingerprint import _WHOLE_BYTES, cgroup_limits, describe_device, weights_sha256
 from profiles.errors import SpectuneError
 from profiles.schema import Device
 
@@ -173,11 +173,27 @@ def test_fewer_allowed_cores_are_fewer_cores(monkeypatch):
 
 def test_the_tightest_memory_limit_of_the_control_groups_counts(tmp_path, monkeypatch):
     (tmp_path / "memory.max").write_text("max\n")
-    assert _cgroup_limits(tmp_path) == []
+    assert cgroup_limits(tmp_path) == []
     (tmp_path / "memory.max").write_text(f"{2**31}\n")
-    assert _cgroup_limits(tmp_path) == [2**31]
-    monkeypatch.setattr("engine.fingerprint._cgroup_limits", lambda: [2**31])
+    assert cgroup_limits(tmp_path) == [2**31]
+    monkeypatch.setattr("engine.fingerprint.cgroup_limits", lambda: [2**31])
     assert describe_device("cpu")["memory_gib"] == 2.0
+
+
+def test_the_gpu_asked_for_is_described(monkeypatch):
+    """A second GPU of another model is known by its own name, cores and memory."""
+
+    class Properties:
+        def __init__(self, device):
+            self.name = ("Tesla T4", "NVIDIA L4")[device.index]
+            self.multi_processor_count = (40, 58)[device.index]
+            self.total_memory = (15, 22)[device.index] * 2**30
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", Properties)
+    monkeypatch.setattr("engine.fingerprint._output_of", lambda *command: None)
+    device = Device(**describe_device("cuda:1"))
+    assert (device.kind, device.name, device.count) == ("cuda", "NVIDIA L4", 58)
+    assert device.memory_gib == 22.0
 
 
 def test_a_gpu_is_described_by_its_multiprocessors(monkeypatch):

@@ -1,5 +1,6 @@
 """Loading: what is accepted, what is refused and in which words, and the demo's cache."""
 
+import contextlib
 import hashlib
 import http.server
 import json
@@ -30,7 +31,7 @@ from transformers import (
 
 from engine import demo, hub
 from engine.decodable import check_decodable, is_model
-from engine.devices import resolve_device, resolve_dtype
+from engine.devices import device_like, resolve_device, resolve_dtype
 from engine.loading import load_model
 from engine.vocabulary import check_same_vocabulary
 from profiles.errors import SpectuneError, UsageError
@@ -590,6 +591,8 @@ def test_several_gpus_are_refused_by_name():
     for name in ("balanced", "cuda:0,cuda:1"):
         with pytest.raises(UsageError, match="spreads the model over several GPUs"):
             resolve_device(name)
+        with pytest.raises(UsageError, match=r"--backend vllm"):
+            resolve_device(name)
 
 
 def test_the_devices_of_a_gpu_machine_resolve(monkeypatch):
@@ -614,8 +617,33 @@ def test_auto_is_bfloat16_only_where_the_cpu_multiplies_it(monkeypatch, capabili
 
 def test_auto_on_a_gpu_without_bfloat16_is_float16(monkeypatch):
     for native, expected in ((True, torch.bfloat16), (False, torch.float16)):
+        monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda native=native, **_: native)
         assert resolve_dtype("auto", torch.device("cuda:0")) == expected
+
+
+def test_the_dtype_is_that_of_the_gpu_asked_for(monkeypatch):
+    asked = []
+
+    @contextlib.contextmanager
+    def on(device):
+        asked.append(device)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: asked[-1].index == 1)
+    found = [resolve_dtype("auto", torch.device("cuda", i)) for i in range(2)]
+    assert found == [torch.float16, torch.bfloat16]
+
+
+def test_of_several_gpus_the_one_of_that_name_is_like_it(monkeypatch):
+    names = ["Tesla T4", "NVIDIA L4", "NVIDIA L4"]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
+    monkeypatch.setattr(torch.cuda, "get_device_name", names.__getitem__)
+    assert device_like("cuda", "NVIDIA L4") == "cuda:1"
+    assert device_like("cuda", "NVIDIA H200") == "cuda"
+    assert device_like("cpu", "NVIDIA L4") == "cpu"
+    assert device_like(None, None) == "auto"
 
 
 def test_an_unknown_dtype_is_refused():

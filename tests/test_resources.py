@@ -9,7 +9,6 @@ import psutil
 import pytest
 
 import autotune.report.page
-import engine.memory
 from autotune import Models, Settings, tune
 from autotune.candidates import Candidate
 from autotune.cost_model import Prediction
@@ -19,11 +18,9 @@ from autotune.racing import ForcedTrack
 from autotune.search import MeasuredStudy
 from autotune.tracing import record_answers
 from engine.decoder import SpeculativeDecoder
-from engine.memory import check_fits, needed_bytes
 from engine.pair import load_target
-from engine.target import Target
 from pairs import save_noisy_copy, save_target, write_prompts
-from profiles import TreeConfig, load_measurements
+from profiles import TreeConfig
 
 TINY = Settings(
     **{"n_tune": 2, "n_holdout": 4, "n_race": 2, "max_new_tokens": 10, "n_trials": 3},
@@ -122,37 +119,3 @@ def test_memory_is_flat_over_2000_requests(pair: Path) -> None:
     growth = max(used[50:]) / max(used[25:50]) - 1
     assert growth < 0.05, f"{used[-1] / 2**20:.0f} MiB, {100 * growth:.2f} % more"
 
-
-def test_a_tree_that_would_not_fit_is_infeasible_and_the_others_go_on(
-    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Memory is estimated before a tree runs: here there is room for small trees only."""
-    monkeypatch.setattr(autotune.report.page, "sections", lambda *_: [])
-    asked = []
-
-    def needed(_: Target, n_tokens: int, tree: TreeConfig) -> int:
-        asked.append(tree.nodes)
-        return 2**60 if tree.nodes > 2 else 1
-
-    monkeypatch.setattr(engine.memory, "needed_bytes", needed)
-    run_job(pair, tmp_path / "x.yaml")
-    measured = load_measurements(tmp_path / "x.measurements.json.gz").measured
-    assert max(asked) > 2, "larger trees were tried"
-    assert measured and all(m.tree.nodes <= 2 for m in measured)
-
-
-def test_what_does_not_fit_is_said_in_figures(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = load_target(str(pair / "target"), dtype="float32", device="cpu").target
-    monkeypatch.setattr(engine.memory, "free_bytes", lambda _: 2**20)
-    check_fits(target, 20, TreeConfig.chain(2))
-    with pytest.raises(MemoryError, match="needs .* MiB, but 1 MiB of cpu are free"):
-        check_fits(target, 100_000, TreeConfig(depth=8, width=8, top_k=8, nodes=64))
-
-
-def test_the_estimate_covers_what_a_round_allocates(pair: Path) -> None:
-    loaded = load_target(str(pair / "target"), dtype="float32", device="cpu")
-    target, tree = loaded.target, TreeConfig(depth=2, width=8, top_k=8, nodes=64)
-    cache = target.new_cache(164)
-    logits, _ = target.forward(list(range(65)), cache)
-    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert held + logits.nbytes < needed_bytes(target, 100, tree) < 100 * (held + logits.nbytes)

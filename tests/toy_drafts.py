@@ -41,6 +41,8 @@ class TableTarget:
     def new_cache(self, capacity: int) -> CountingCache:
         return CountingCache()
 
+    lend_cache = new_cache
+
     def forward(
         self, tokens: Sequence[int], cache: CountingCache, *, last_only: bool = False, **_: Any
     ) -> tuple[Tensor, None]:

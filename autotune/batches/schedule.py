@@ -12,7 +12,7 @@ from ..progress import Silent
 from ..proving import Proof
 from ..tracing import Conversation
 from .proving import SizeProof, prove_sizes
-from .trying import SizeTimes, larger_sizes, measure_sizes
+from .trying import SizeTimes, measure_sizes
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def tune_batches(
 
     Nothing is measured where a single prompt is decoded plainly: batches are, too.
     """
-    if proof is None or proof.winner is None or not larger_sizes(job.settings):
+    if proof is None or proof.winner is None:
         return BatchResults()
     leader = proof.rungs[proof.winner]
     sizes = measure_sizes(job, leader, measured, texts, progress)

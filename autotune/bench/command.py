@@ -93,13 +93,15 @@ def _load_target(
     arguments: argparse.Namespace, profile: Profile | None, progress: "Silent"
 ) -> "LoadedTarget":
     """Load the target where, and as, the options or else the profile say."""
+    from engine.devices import device_like
     from engine.pair import load_target
 
     from ..commands import set_threads
 
     device, dtype, threads = arguments.device, arguments.dtype, arguments.threads
     if profile is not None:
-        device = (profile.device.kind or device) if device == "auto" else device
+        if device == "auto":
+            device = device_like(profile.device.kind, profile.device.name)
         dtype = (profile.target.dtype or dtype) if dtype == "auto" else dtype
         threads = threads or profile.device.threads
     set_threads(threads)
