@@ -141,11 +141,13 @@ class Eagle3Draft(BeamDraft):
         cache: SlotCache,
         visible: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
+        """Run the head over tokens [n] of a fixed cache: logits [n, draft vocabulary], states."""
         assert hidden is not None  # noqa: S101
         states = self.head(tokens[None], hidden[None], positions[None], cache, visible[None, None])
         return self.head.logits(states[0]), states[0]
 
     def cache_layout(self) -> tuple[int, int, int, Tensor]:
+        """Return layers, key heads and head size of its cache, and a tensor like its own."""
         config = self.head.config
         return config.n_layers, config.n_kv_heads, config.head_dim, self.head.fc.weight
 

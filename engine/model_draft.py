@@ -92,12 +92,14 @@ class ModelDraft(BeamDraft):
         cache: SlotCache,
         visible: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
+        """Run the model over tokens [n] of a fixed cache: logits [n, `max_top_k`], no states."""
         assert self._decoder.static is not None  # noqa: S101 - else nothing is recorded
         ids, lean = self._known(tokens), self._decoder.static.lean
         logits, _ = lean(ids, positions, cache, visible, last_only=False, feature_layers=())
         return logits[:, : self.max_top_k], None
 
     def cache_layout(self) -> tuple[int, int, int, Tensor]:
+        """Return layers, key heads and head size of its cache, and a tensor like its own."""
         assert self._decoder.static is not None  # noqa: S101 - else nothing is recorded
         return self._decoder.static.lean.cache_layout()
 
