@@ -34,7 +34,7 @@ from profiles import load, load_measurements, load_measurements_of, measurements
 from profiles.errors import SpectuneError  # noqa: E402
 
 TINY = Settings(
-    **{"n_tune": 3, "n_holdout": 8, "n_race": 3, "max_new_tokens": 12, "n_trials": 6},
+    **{"n_tune": 3, "n_holdout": 4, "n_race": 3, "max_new_tokens": 8, "n_trials": 5},
     **{"n_probe_rounds": 1, "max_nodes": 6, "max_depth": 3, "max_lookup_depth": 4},
 )
 MOST_KILLS_IN_A_ROW = 3
@@ -105,7 +105,7 @@ def look_at_the_end(out: Path) -> list[str]:
     )
     last = max(study.get_all_studies(), key=lambda s: s._study_id)
     states = {trial.state.name for trial in study.get_all_trials(last._study_id)}
-    if states & {"RUNNING", "WAITING"}:
+    if "RUNNING" in states:  # what was queued and not needed may wait
         faults.append(f"trials are left {states}")
     expected = {out, measurements_path(out), study_path(out), report_path(out), texts_path(out)}
     if strange := set(out.parent.iterdir()) - expected:

@@ -38,7 +38,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_job(pair: Path, out: Path, *, storage: str | None = None) -> None:
-    drafts = ["lookup", "suffix", str(pair / "noisy"), "hybrid"]
+    drafts = ["lookup", str(pair / "noisy")]
     models = Models(str(pair / "target"), drafts, "float32", "cpu")
     tune(models, pair / "prompts.jsonl", out, settings=TINY, storage=storage)
 
