@@ -118,4 +118,3 @@ def test_memory_is_flat_over_2000_requests(pair: Path) -> None:
             used.append(process.memory_info().rss)
     growth = max(used[50:]) / max(used[25:50]) - 1
     assert growth < 0.05, f"{used[-1] / 2**20:.0f} MiB, {100 * growth:.2f} % more"
-
