@@ -18,6 +18,7 @@ from profiles import (
 )
 from profiles.errors import UsageError
 
+from .console import tell
 from .report.command import show_profile
 from .serving_engines.command import check_options, run_on_server
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from engine.decoder import Generation, SpeculativeDecoder
 
     from .prompts import Prompt
+
+MAX_THREADS = 1024
+"""More are a mistake, and the system may refuse to make them."""
 
 
 def tune(arguments: argparse.Namespace) -> None:
@@ -78,7 +82,7 @@ def tune(arguments: argparse.Namespace) -> None:
         show_profile(out, as_json=arguments.json)
         on_own = arguments.backend == "spectune"
         then = f"run {out} --prompt TEXT" if on_own else f"export {out} --to {arguments.backend}"
-        print(f"Wrote {out}. Next: spectune {then}", file=sys.stderr)
+        tell(f"Wrote {out}. Next: spectune {then}")
     elif arguments.json:
         _print_json({"plan_s": planned.seconds, "total_s": planned.total_s})
     else:
@@ -86,7 +90,11 @@ def tune(arguments: argparse.Namespace) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Decode prompts with a profile."""
+    """Decode prompts with a profile.
+
+    Raises:
+        SpectuneError: The profile, its models or the prompts cannot be used.
+    """
     from engine.decoder import SpeculativeDecoder
 
     if arguments.compare and arguments.stream:
@@ -95,9 +103,7 @@ def run(arguments: argparse.Namespace) -> None:
     set_threads(profile.device.threads if profile.device.kind == "cpu" else None)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        warnings.showwarning = lambda message, *_, **__: print(
-            f"spectune: {message}", file=sys.stderr
-        )
+        warnings.showwarning = lambda message, *_, **__: tell(f"spectune: {message}")
         decoder = SpeculativeDecoder.from_profile(
             profile,
             device=arguments.device,
@@ -136,7 +142,7 @@ def _note_differences(profile: Profile, decoder: "SpeculativeDecoder") -> None:
     here = facts(decoder.loaded, profile.draft, decoder.sampling)
     for mismatch in compare(profile, here):
         if mismatch.level == "noted":
-            print(f"spectune: {mismatch}", file=sys.stderr)
+            tell(f"spectune: {mismatch}")
 
 
 def _converse(
@@ -211,7 +217,7 @@ def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
     if arguments.prompt is None:
         file = read_prompts(arguments.prompts)
         if file.skipped:
-            print(f"Skipped {describe_skipped(file.skipped, file.unit)}.", file=sys.stderr)
+            tell(f"Skipped {describe_skipped(file.skipped, file.unit)}.")
         return file.records[: arguments.limit]
     try:
         return [Prompt(read_turns({"prompt": arguments.prompt}))]
@@ -263,11 +269,15 @@ def _sampling(arguments: argparse.Namespace, default: Sampling) -> Sampling:
 
 
 def set_threads(threads: int | None) -> None:
-    """Let torch compute with so many CPU threads, or leave it its choice."""
+    """Let torch compute with so many CPU threads, or leave it its choice.
+
+    Raises:
+        UsageError: No machine has so many.
+    """
     if threads is None:
         return
-    if threads < 1:
-        raise UsageError(f"--threads must be at least 1, but is {threads}")
+    if not 1 <= threads <= MAX_THREADS:
+        raise UsageError(f"--threads must be from 1 to {MAX_THREADS}, but is {threads}")
     import torch
 
     torch.set_num_threads(threads)

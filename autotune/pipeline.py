@@ -7,6 +7,7 @@ from pathlib import Path
 
 from profiles import JobSummary, Profile, check_writable, measurements_path
 from profiles.errors import SpectuneError, UsageError
+from profiles.io import remove_leftovers
 
 from .batches.schedule import BatchResults, tune_batches
 from .batches.trying import larger_sizes
@@ -69,7 +70,9 @@ def tune(
         SpectuneError: Something asked for cannot be done; then no file has changed but the study.
     """
     out, settings, progress = Path(out), settings or Settings(), progress or Silent()
-    for path in (out, measurements_path(out), study_path(out), report_path(out), texts_path(out)):
+    check_writable(out)
+    beside = [place(out) for place in (measurements_path, study_path, report_path, texts_path)]
+    for path in beside:
         check_writable(path)
     watch = Stopwatch()
     if study is not None and budget_s is not None:
@@ -79,6 +82,8 @@ def tune(
         )
 
     with study_home(out, storage, resume=resume, study=study) as home, ExitStack() as finishing:
+        for path in (out, *beside):
+            remove_leftovers(path)
         workers = workers_of(home, progress)
         with watch.step("prepare"):  # 1, 2: sample, models, device
             job = prepare(models, prompts, domain, settings, progress)
@@ -146,7 +151,7 @@ def tune(
         measurements = build_measurements(
             job, costs, predictor, predicted, measured, proof, batches
         )
-        save_all(profile, measurements, home, out)
+        profile = save_all(profile, measurements, home, out)
         workers.keep(FINISH, PROFILE, profile.model_dump(mode="json"))
     kept = {"tune": texts, "holdout": unseen} if keep_text else {}
     write_job_report(job.loaded.tokenizer, profile, measurements, kept, out, progress)

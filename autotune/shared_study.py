@@ -41,12 +41,8 @@ class SharedStudy(MeasuredStudy):
         self._nameless: dict[int, float] = {}
         super().__init__(**arguments)
 
-    def run(
-        self,
-        first: Sequence[Candidate],
-        track: Track,
-        n_trials: int,
-        stay: Sequence[Candidate] = (),
+    def _run(
+        self, first: Sequence[Candidate], track: Track, n_trials: int, stay: Sequence[Candidate]
     ) -> list[Candidate]:
         """Measure trees together with the others until `n_trials` are; see `MeasuredStudy.run`."""
         staying = {(c.draft, c.tree) for c in stay}

@@ -26,7 +26,15 @@ from profiles.errors import UsageError
 from profiles.match import same_device
 
 from .progress import Silent
-from .search import _explained, _is_alive, _open, _quietly, _signs_of_life, _worker
+from .search import (
+    _UNUSABLE,
+    _explained,
+    _is_alive,
+    _open,
+    _quietly,
+    _signs_of_life,
+    _worker,
+)
 from .study_files import StudyHome
 
 POLL_S = 1.0
@@ -78,7 +86,7 @@ class Workers(Alone):
         self._home, self._progress = home, progress
         self._token = uuid.uuid4().hex
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        with _explained(home.storage), _quietly():
+        with _explained(home.storage, *_UNUSABLE), _quietly():
             self._storage = _open_together(home.storage)
             self._steps = optuna.create_study(
                 study_name=f"{home.study}.steps", storage=self._storage, load_if_exists=True
@@ -122,7 +130,7 @@ class Workers(Alone):
             step: Its name.
             notes: Kept with the step.
         """
-        with _explained(self._home.storage):
+        with _explained(self._home.storage, *_UNUSABLE):
             mine = self._claim(step, notes or {})
         if mine is None:
             yield False

@@ -18,6 +18,7 @@ from profiles import (
     measurements_path,
     save,
     save_measurements,
+    sealed,
 )
 
 from ..plan import Plan, Stopwatch
@@ -120,8 +121,10 @@ def tune_server(
             job, measured, predicted, rungs, proof, noise, out, took
         )
         measurements = build_server_measurements(job, measured, predicted, proof)
-        save_measurements(measurements, measurements_path(out))
-        study_path(out).unlink(missing_ok=True)  # of another job: there is none on servers
+        digest = save_measurements(measurements, measurements_path(out))
+        profile = sealed(profile.model_copy(update={"measurements_sha256": digest}))
+        for earlier in (study_path(out), report_path(out), texts_path(out)):
+            earlier.unlink(missing_ok=True)
         save(profile, out)
     shutil.rmtree(logs, ignore_errors=True)
     kept = {"tune": texts, "holdout": unseen} if keep_text else {}
