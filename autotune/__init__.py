@@ -37,3 +37,8 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the names that are there or can be loaded, so that `pydoc` and `help` show them."""
+    return sorted({*globals(), *__all__})

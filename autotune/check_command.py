@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from profiles import Profile, Recheck, check_writable, is_sealed, load, load_measurements, save
+from profiles import Profile, Recheck, check_writable, is_sealed, load, load_measurements_of, save
 from profiles.errors import SpectuneError, UsageError
 
 
@@ -41,13 +41,16 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check a profile, and return 1 if measuring it again refuted it."""
+    """Check a profile, and return 1 if measuring it again refuted it.
+
+    Raises:
+        SpectuneError: The profile or its measurements are not whole, or cannot be measured.
+    """
     if arguments.remeasure != (arguments.prompts is not None):
         raise UsageError("--remeasure and --prompts need each other: give both or neither")
     path, profile = arguments.profile, load(arguments.profile)
-    n_measured = None
-    if profile.measurements:
-        n_measured = len(load_measurements(path.with_name(profile.measurements)).measured)
+    measurements = load_measurements_of(profile, path)
+    n_measured = None if measurements is None else len(measurements.measured)
     found = None
     if arguments.remeasure and profile.decision == "speculate":
         profile, found = _remeasure(arguments, profile)

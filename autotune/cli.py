@@ -5,51 +5,64 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from profiles.engine_spaces import ENGINE_SPACES
 from profiles.errors import SpectuneError
 
 from . import check_command, commands, export_command
 from .bench import command as bench_command
+from .console import print_whatever_comes, printable, tell
 from .report import command as show_command
 from .what_if import command as what_if_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 failed, 2 wrong usage."""
+    print_whatever_comes()
     arguments = parser().parse_args(argv)
     try:
         return int(arguments.command(arguments) or 0)
     except SpectuneError as error:
-        print(f"spectune: {error}", file=sys.stderr)
+        tell(f"spectune: {error}")
         return error.exit_code
     except KeyboardInterrupt:
-        print("spectune: stopped; no profile was written", file=sys.stderr)
+        tell("spectune: stopped; no profile was written")
         return 130
     except BrokenPipeError:  # the reader of our output went away
         sys.stderr.close()
         return 1
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        tell(f"spectune: {place}{error.strerror or error}: check the path and the disk")
+        return 1
+
+
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaints are fit for a terminal."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    top = argparse.ArgumentParser(
+    top = _Parser(
         prog="spectune",
         description="Find the draft tree that makes speculative decoding fastest on this device, "
         "for these models and prompts, and prove that it is faster than plain decoding.",
     )
     top.add_argument("--version", action="version", version=f"spectune {version('spectune')}")
-    subparsers = top.add_subparsers(required=True, metavar="COMMAND")
+    subparsers: Any = top.add_subparsers(required=True, metavar="COMMAND")
     for add in (_add_tune, _add_run, _add_bench, show_command.add_parser):
         add(subparsers)
     check_command.add_parser(subparsers)
     export_command.add_parser(subparsers)
     what_if_command.add_parser(subparsers)
     return top
-
-
-Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def _command(subparsers: Subparsers, name: str, text: str, run: object) -> argparse.ArgumentParser:

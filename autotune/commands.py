@@ -18,12 +18,16 @@ from profiles import (
 )
 from profiles.errors import UsageError
 
+from .console import tell
 from .report.command import show_profile
 
 if TYPE_CHECKING:
     from engine.decoder import Generation, SpeculativeDecoder
 
     from .prompts import Prompt
+
+MAX_THREADS = 1024
+"""More are a mistake, and the system may refuse to make them."""
 
 
 def tune(arguments: argparse.Namespace) -> None:
@@ -73,11 +77,15 @@ def tune(arguments: argparse.Namespace) -> None:
         progress=progress,
     )
     show_profile(out, as_json=arguments.json)
-    print(f"Wrote {out}. Next: spectune run {out} --prompt TEXT", file=sys.stderr)
+    tell(f"Wrote {out}. Next: spectune run {out} --prompt TEXT")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Decode prompts with a profile."""
+    """Decode prompts with a profile.
+
+    Raises:
+        SpectuneError: The profile, its models or the prompts cannot be used.
+    """
     from engine.decoder import SpeculativeDecoder
 
     if arguments.compare and arguments.stream:
@@ -86,9 +94,7 @@ def run(arguments: argparse.Namespace) -> None:
     set_threads(profile.device.threads if profile.device.kind == "cpu" else None)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        warnings.showwarning = lambda message, *_, **__: print(
-            f"spectune: {message}", file=sys.stderr
-        )
+        warnings.showwarning = lambda message, *_, **__: tell(f"spectune: {message}")
         decoder = SpeculativeDecoder.from_profile(
             profile,
             device=arguments.device,
@@ -127,7 +133,7 @@ def _note_differences(profile: Profile, decoder: "SpeculativeDecoder") -> None:
     here = facts(decoder.loaded, profile.draft, decoder.sampling)
     for mismatch in compare(profile, here):
         if mismatch.level == "noted":
-            print(f"spectune: {mismatch}", file=sys.stderr)
+            tell(f"spectune: {mismatch}")
 
 
 def _converse(
@@ -202,7 +208,7 @@ def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
     if arguments.prompt is None:
         file = read_prompts(arguments.prompts)
         if file.skipped:
-            print(f"Skipped {describe_skipped(file.skipped, file.unit)}.", file=sys.stderr)
+            tell(f"Skipped {describe_skipped(file.skipped, file.unit)}.")
         return file.records[: arguments.limit]
     try:
         return [Prompt(read_turns({"prompt": arguments.prompt}))]
@@ -254,11 +260,15 @@ def _sampling(arguments: argparse.Namespace, default: Sampling) -> Sampling:
 
 
 def set_threads(threads: int | None) -> None:
-    """Let torch compute with so many CPU threads, or leave it its choice."""
+    """Let torch compute with so many CPU threads, or leave it its choice.
+
+    Raises:
+        UsageError: No machine has so many.
+    """
     if threads is None:
         return
-    if threads < 1:
-        raise UsageError(f"--threads must be at least 1, but is {threads}")
+    if not 1 <= threads <= MAX_THREADS:
+        raise UsageError(f"--threads must be from 1 to {MAX_THREADS}, but is {threads}")
     import torch
 
     torch.set_num_threads(threads)

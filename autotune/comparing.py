@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from engine.decoder import Generation, SpeculativeDecoder
+
+from .console import LiteralConsole
 
 
 def compare_decoders(
@@ -59,7 +60,7 @@ def print_comparison(figures: dict[str, Any]) -> None:
         f"{figures['speedup']:.2f}x",
         f"{figures['tau']:.2f}",
     )
-    console = Console()
+    console = LiteralConsole()
     console.print(table)
     console.print(
         f"Token ids equal on {figures['equal_token_ids']} of {figures['prompts']} prompts."

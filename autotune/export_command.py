@@ -2,11 +2,12 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from profiles import ENGINES, Export, Profile, atomic_write, export, load
+
+from .console import tell
 
 
 def add_parser(subparsers: Any) -> None:
@@ -33,7 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
     exported = export(profile, arguments.to, chain=arguments.project == "chain")
     if arguments.out:
         atomic_write(arguments.out, exported.text)
-        print(f"Wrote {arguments.out}.", file=sys.stderr)
+        tell(f"Wrote {arguments.out}.")
     if arguments.json:
         print(json.dumps(_document(exported), ensure_ascii=False))
     elif not arguments.out:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from profiles import JobSummary, Profile, check_writable, measurements_path
 from profiles.errors import SpectuneError
+from profiles.io import remove_leftovers
 
 from .batches.schedule import BatchResults, tune_batches
 from .batches.trying import larger_sizes
@@ -63,11 +64,15 @@ def tune(
         SpectuneError: Something asked for cannot be done; then no file has changed but the study.
     """
     out, settings, progress = Path(out), settings or Settings(), progress or Silent()
-    for path in (out, measurements_path(out), study_path(out), report_path(out), texts_path(out)):
+    check_writable(out)
+    beside = [place(out) for place in (measurements_path, study_path, report_path, texts_path)]
+    for path in beside:
         check_writable(path)
     watch = Stopwatch()
 
     with study_home(out, storage, resume=resume) as home:
+        for path in (out, *beside):
+            remove_leftovers(path)
         with watch.step("prepare"):  # 1, 2: sample, models, device
             job = prepare(models, prompts, domain, settings, progress)
             pace = first_pace(job)
@@ -127,7 +132,7 @@ def tune(
         measurements = build_measurements(
             job, costs, predictor, predicted, measured, proof, batches
         )
-        save_all(profile, measurements, home, out)
+        profile = save_all(profile, measurements, home, out)
     kept = {"tune": texts, "holdout": unseen} if keep_text else {}
     write_job_report(job, profile, measurements, kept, out, progress)
     progress.say(watch.text())

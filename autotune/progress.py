@@ -14,6 +14,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from .console import LiteralConsole
+
 Tick = Callable[[], None]
 
 
@@ -33,18 +35,18 @@ class OnTerminal(Silent):
     """Shows messages, and a bar with the time left for every step."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True)
+        self._console = console or LiteralConsole(stderr=True)
 
     def say(self, text: str) -> None:
         """Print a message."""
-        self._console.print(text, highlight=False)
+        self._console.print(text)
 
     @contextmanager
     def step(self, title: str, total: int) -> Iterator[Tick]:
         """Show a bar of `total` units while the step runs."""
         columns = (
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),

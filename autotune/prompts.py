@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from profiles.errors import SpectuneError
+from profiles.io import expanded
 
 from .records import SHAPES, UNREAD, Turns, UnusableError, read_turns
 
@@ -37,6 +38,7 @@ MAX_FILE_BYTES = 256 * 2**20
 """A sample needs some hundred prompts; a larger file is taken for a mistake."""
 
 _N_EXAMPLES = 3
+_READ = (*SHAPES, *UNREAD)
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def read_prompts(path: str | Path) -> PromptFile:
     Raises:
         SpectuneError: The file cannot be read, or no record in it can be used.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     unit, records = _records(path, _read_bytes(path))
     prompts: list[Prompt] = []
     skipped: list[Skipped] = []
@@ -179,7 +181,9 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 def _json_lines(text: str) -> Iterator[tuple[int, Any]]:
     for line, content in _lines(text):
         try:
-            yield line, json.loads(content)
+            yield line, _loads(content)
+        except UnusableError as error:
+            yield line, error
         except (ValueError, RecursionError):
             yield line, UnusableError("is not one complete JSON object")
 
@@ -194,7 +198,7 @@ def _text_records(text: str) -> Iterator[tuple[int, Any]]:
 
 def _json_array(path: Path, text: str) -> list[Any]:
     try:
-        records = json.loads(text)
+        records = _loads(text)
     except (ValueError, RecursionError) as error:
         raise SpectuneError(
             f"{path} begins with '[' but is not one complete JSON array ({error}); "
@@ -204,9 +208,23 @@ def _json_array(path: Path, text: str) -> list[Any]:
     return records
 
 
+def _loads(text: str) -> Any:
+    """Return what a JSON text says; the parser alone would keep the last of two equal keys."""
+    return json.loads(text, object_pairs_hook=_as_object)
+
+
+def _as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        doubled = next(name for name in names if names.count(name) > 1)
+        raise UnusableError(f"gives {doubled[:40]!r} twice")
+    return found
+
+
 def _parse_json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return _loads(text)
     except (ValueError, RecursionError):
         return None
 
@@ -241,7 +259,9 @@ def _parquet_rows(path: Path, data: bytes) -> list[Any]:
         raise SpectuneError(
             f"Reading {path} needs pyarrow; install it with 'pip install pyarrow'."
         ) from error
-    except (ValueError, OSError) as error:
+    except SpectuneError:
+        raise
+    except Exception as error:  # pyarrow raises whatever it likes
         raise SpectuneError(
             f"{path} is not a readable Parquet file ({str(error).strip()}); write it again."
         ) from error
@@ -249,13 +269,16 @@ def _parquet_rows(path: Path, data: bytes) -> list[Any]:
 
 
 def _known_columns(path: Path, columns: list[str]) -> list[str]:
-    """Return the columns that bear on the prompt; refuse a table that has none."""
+    """Return the columns that bear on the prompt; refuse a table that has none, or one twice."""
+    doubled = [column for column in columns if columns.count(column) > 1 and column in _READ]
+    if doubled:
+        raise SpectuneError(f"{path} has the column {doubled[0]} twice; rename one of them.")
     if columns and not set(columns) & set(SHAPES):
         raise SpectuneError(
             f"{path} has no column named {', '.join(SHAPES)}; its columns are "
             f"{_shorten(columns)}, so rename the one with the prompts."
         )
-    return [column for column in columns if column in (*SHAPES, *UNREAD)]
+    return [column for column in columns if column in _READ]
 
 
 def _keys_seen(record: Any) -> str:
@@ -263,5 +286,5 @@ def _keys_seen(record: Any) -> str:
 
 
 def _shorten(names: list[str]) -> str:
-    shown = [name[:40] for name in names[:10]]
+    shown = [str(name)[:40] for name in names[:10]]
     return ", ".join(shown + ["..."] * (len(names) > len(shown)))

@@ -39,6 +39,12 @@ HEARTBEAT_S = 60
 
 Point = tuple[str, TreeConfig]
 
+_FAILED = (OSError, SQLAlchemyError, optuna.exceptions.StorageInternalError)
+"""What a storage raises that was there."""
+
+_UNUSABLE = (*_FAILED, ValueError, ImportError)
+"""What opening one raises."""
+
 
 class MeasuredStudy:
     """The Optuna study of measured trees.
@@ -72,7 +78,8 @@ class MeasuredStudy:
         self._spaces = spaces
         self._predict = predict
         self._seed = seed
-        with _explained(storage):
+        self._where = storage
+        with _explained(storage, *_UNUSABLE):
             self._storage = _open(storage)
             self._study = _create(self._storage, name, seed, resume)
             self.differences = _differences(self._storage, self._study, facts or {})
@@ -116,7 +123,16 @@ class MeasuredStudy:
 
         Returns:
             The measured candidates.
+
+        Raises:
+            SpectuneError: The storage has failed, e.g. since its disk is full.
         """
+        with _explained(self._where, *_FAILED):
+            return self._run(first, track, n_trials, stay)
+
+    def _run(
+        self, first: Sequence[Candidate], track: Track, n_trials: int, stay: Sequence[Candidate]
+    ) -> list[Candidate]:
         staying = {(c.draft, c.tree) for c in stay}
         given = [c for c in first if self._spaces[c.draft].contains(c.tree)][:n_trials]
         given = [c for c in given if (c.draft, c.tree) not in self._measured]
@@ -351,16 +367,14 @@ def _signs_of_life(storage: BaseStorage, trials: Sequence[Trial]) -> Iterator[No
 
 
 @contextmanager
-def _explained(storage: str | Path | None) -> Iterator[None]:
+def _explained(storage: str | Path | None, *errors: type[Exception]) -> Iterator[None]:
     """Turn what goes wrong with a storage into one sentence, without its password."""
     try:
         yield
-    except (
-        *(ValueError, ImportError, OSError),
-        *(SQLAlchemyError, optuna.exceptions.StorageInternalError),
-    ) as error:
-        name = without_password(str(storage))
+    except errors as error:
+        why = getattr(error, "strerror", None) or type(error).__name__
         raise SpectuneError(
-            f"the storage of the study must be a database or a journal file, but {name} cannot "
-            f"be used ({type(error).__name__}); check it and the driver it needs"
+            "the storage of the study must be a database or a journal file that can be written, "
+            f"but {without_password(str(storage))} cannot be used ({why}); check it, its disk and "
+            "the driver it needs"
         ) from None

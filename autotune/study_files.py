@@ -4,6 +4,7 @@ The journal grows under a name of its own and takes its final one with the profi
 was stopped leaves the files of the one before as they were, and its own study to go on with.
 """
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,15 @@ def study_path(out: Path) -> Path:
 def unfinished_path(out: Path) -> Path:
     """Return where the study of an unfinished job lies."""
     return out.with_name(f"{out.stem}.unfinished-study.log")
+
+
+_PLACE = re.compile(
+    r"""(?: (?P<user> [^:/?#@]* ) (?: : [^@/?#]* )? (?= @ ) )?
+        (?P<place> @? [^:/?#@]* (?: : [0-9]+ )? (?: / [^?#@]* )? )
+        (?: [?#] [^@]* )?""",
+    re.X,
+)
+"""What follows `://` in a URL: user and password, host and path, options."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +115,5 @@ def without_password(storage: str) -> str:
     scheme, separator, rest = storage.partition("://")
     if not separator:
         return storage
-    authority, slash, path = rest.partition("?")[0].partition("/")
-    user, at, host = authority.rpartition("@")
-    return f"{scheme}://{user.partition(':')[0]}{at}{host}{slash}{path}"
+    found = _PLACE.fullmatch(rest)  # else a sign in the password makes its end a guess
+    return f"{scheme}://{found['user'] or ''}{found['place']}" if found else f"{scheme}://..."

@@ -9,6 +9,8 @@ from profiles import atomic_write
 from profiles.errors import SpectuneError
 from profiles.io import read_bytes
 
+MAX_TEXT_BYTES = 2**30
+
 
 @dataclass(frozen=True)
 class KeptText:
@@ -54,7 +56,7 @@ def load_texts(path: Path) -> list[KeptText]:
     if not path.exists():
         raise SpectuneError(f"{path} does not exist: texts are kept by `tune --keep-text` only.")
     try:
-        lines = read_bytes(path).decode().split("\n")
+        lines = read_bytes(path, MAX_TEXT_BYTES).decode().split("\n")
         return [KeptText(**json.loads(line)) for line in lines if line]
     except (ValueError, TypeError) as error:
         raise SpectuneError(f"{path} is damaged ({error}): tune again with --keep-text.") from None

@@ -18,9 +18,12 @@ class Source(Protocol):
     """Whose answers are recorded, and how they are drawn."""
 
     @property
-    def loaded(self) -> LoadedTarget: ...  # noqa: D102
+    def loaded(self) -> LoadedTarget:
+        """The target."""
+
     @property
-    def settings(self) -> Settings: ...  # noqa: D102
+    def settings(self) -> Settings:
+        """How much of it is recorded, and how tokens are drawn."""
 
 
 def record_answers(

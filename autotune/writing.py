@@ -37,7 +37,9 @@ from .batches.schedule import BatchResults
 from .candidates import Candidate
 from .cost_model import CostModel
 from .holdout import MIN_PROMPTS
+from .report.job_report import report_path
 from .study_files import StudyHome, study_path
+from .texts import texts_path
 
 if TYPE_CHECKING:
     from engine.rounds import RoundTime
@@ -148,12 +150,23 @@ def reason(rungs: Sequence[Candidate], proof: "Proof | None") -> str:
     return f"Insufficient evidence, about {n_more} more prompts are needed: {figures}.{machine}"
 
 
-def save_all(profile: Profile, measurements: Measurements, home: StudyHome, out: Path) -> None:
-    """Write measurements, study and then the profile, each whole or not at all."""
-    save_measurements(measurements, measurements_path(out))
+def save_all(profile: Profile, measurements: Measurements, home: StudyHome, out: Path) -> Profile:
+    """Write measurements, study and then the profile, each whole or not at all.
+
+    Wherever a job is killed, a profile never stands beside the report or the texts of another
+    one, and it knows its measurements by their hash.
+
+    Returns:
+        The profile as written.
+    """
+    digest = save_measurements(measurements, measurements_path(out))
+    profile = sealed(profile.model_copy(update={"measurements_sha256": digest}))
     if isinstance(home.storage, Path):
         home.storage.replace(study_path(out))
+    for earlier in (report_path(out), texts_path(out)):
+        earlier.unlink(missing_ok=True)
     save(profile, out)
+    return profile
 
 
 def build_measurements(

@@ -1,14 +1,17 @@
 """Count the texts that speculation changes: random cases, then the demo pair.
 
-Random tiny targets in float64, with every kind of draft, tree, sampling, processor and stopping
-rule; then the demo target on prompts of five domains, in float32 (no difference is allowed) and
-in bfloat16. There a pass over several tokens rounds differently from a pass over one, so leads of
-one token over another shift a little; that shift is measured on the same texts, and a difference
-counts as rounding only if the lead of plain decoding's choice was within it.
+Random tiny targets in float64 (Llama, Qwen3, Mistral and Gemma 2 with sliding windows, GPT-NeoX;
+tied and untied, odd head sizes), with every kind of draft, tree, sampling, processor and stopping
+rule; with `--minutes N` these alone. Then the demo target on prompts of five domains, in float32
+(no difference is allowed) and in bfloat16. There a pass over several tokens rounds differently
+from a pass over one, so leads of one token over another shift a little; that shift is measured on
+the same texts, and a difference counts as rounding only if the lead of plain decoding's choice
+was within it.
 """
 
 import argparse
 import json
+import math
 import platform
 import random
 import sys
@@ -25,6 +28,8 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+from common import say  # noqa: E402
+
 from engine.decode import Request, decode  # noqa: E402
 from engine.demo import demo_head_path  # noqa: E402
 from engine.draft import Draft  # noqa: E402
@@ -32,7 +37,14 @@ from engine.pair import LoadedTarget, load_draft, load_target  # noqa: E402
 from engine.sampling import Sampler  # noqa: E402
 from engine.stopping import StopRules  # noqa: E402
 from engine.text import encode_prompt  # noqa: E402
-from lossless_cases import Tap, Verdict, first_difference, judge, random_wanted  # noqa: E402
+from lossless_cases import (  # noqa: E402
+    Tap,
+    Verdict,
+    first_difference,
+    judge,
+    judge_crowd,
+    random_wanted,
+)
 from profiles import PLAIN, TreeConfig  # noqa: E402
 
 DOMAINS = ROOT / "examples" / "domains"
@@ -48,11 +60,16 @@ TREES = {
 class Size:
     """How much is run."""
 
-    n_cases: int
+    n_cases: float
     minutes: float
     n_prompts_per_domain: int
     n_new: int
 
+
+TELL_EVERY_S = 60
+
+SHARE_OF_BATCHES = 0.25
+"""Of the random cases: several requests at a time, beside each other."""
 
 QUICK = Size(n_cases=150, minutes=0.6, n_prompts_per_domain=1, n_new=24)
 FULL = Size(n_cases=3000, minutes=30.0, n_prompts_per_domain=8, n_new=128)
@@ -80,9 +97,16 @@ class DemoResult:
 def run_random_cases(size: Size, seed: int) -> Verdict:
     """Judge random requests until the number or the time is reached."""
     rng, verdict = random.Random(seed), Verdict()
-    end = time.monotonic() + 60 * size.minutes
-    while verdict.n_cases < size.n_cases and time.monotonic() < end:
-        judge(random_wanted(rng), rng, verdict)
+    started = told = time.monotonic()
+    while verdict.n_cases < size.n_cases and time.monotonic() < started + 60 * size.minutes:
+        if rng.random() < SHARE_OF_BATCHES:
+            judge_crowd(rng, verdict)
+        else:
+            judge(random_wanted(rng), rng, verdict)
+        if time.monotonic() > told + TELL_EVERY_S:
+            told = time.monotonic()
+            minutes = (told - started) / 60
+            say(f"{minutes:.0f} min: {verdict.n_cases} cases, {len(verdict.differences)} differ")
     return verdict
 
 
@@ -156,27 +180,53 @@ def noise_quantiles(result: DemoResult) -> list[float]:
     return [float(q) for q in shifts.quantile(torch.tensor([0.5, 0.9, 0.99]).double())]
 
 
-def measure(size: Size, seed: int) -> dict[str, Any]:
+def measure(size: Size, seed: int, *, with_demo: bool) -> dict[str, Any]:
     """Return the document that `--json` prints."""
     verdict = run_random_cases(size, seed)
-    demo = {dtype: run_demo(dtype, size) for dtype in ("float32", "bfloat16")}
+    figures, conditions = of_random_cases(verdict, seed)
+    if with_demo:
+        demo = {dtype: run_demo(dtype, size) for dtype in ("float32", "bfloat16")}
+        more, how = of_demo(demo, size)
+        figures, conditions = figures | more, conditions | how
+    return {"figures": figures, "conditions": conditions}
+
+
+Figures = tuple[dict[str, Any], dict[str, Any]]
+"""What was found, and under which conditions."""
+
+
+def of_random_cases(verdict: Verdict, seed: int) -> Figures:
+    """Return what the random cases showed."""
+    figures = {
+        "cases": verdict.n_cases,
+        "differences": len(verdict.differences),
+        "near_ties": verdict.near_ties,
+    }
+    conditions = {
+        "seed": seed,
+        "case_dtype": "float64",
+        "accepted_by_draft": dict(sorted(verdict.n_accepted.items())),
+        "first_differences": verdict.differences[:5],
+        "threads": torch.get_num_threads(),
+        "machine": platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    return figures, conditions
+
+
+def of_demo(demo: dict[str, DemoResult], size: Size) -> Figures:
+    """Return what the demo pair showed, by dtype."""
     noise = max(demo["bfloat16"].shifts)
-    return {
-        "figures": {
-            "cases": verdict.n_cases,
-            "differences": len(verdict.differences),
-            "near_ties": verdict.near_ties,
+    return (
+        {
             "demo_fp32_differences": len(demo["float32"].leads),
             "demo_bf16_differences": len(demo["bfloat16"].leads),
             "demo_bf16_largest_gap": max(demo["bfloat16"].leads, default=0.0),
             "demo_bf16_noise": noise,
             "demo_bf16_beyond_noise": sum(lead > noise for lead in demo["bfloat16"].leads),
         },
-        "conditions": {
-            "seed": seed,
-            "case_dtype": "float64",
-            "accepted_by_draft": dict(sorted(verdict.n_accepted.items())),
-            "first_differences": verdict.differences[:5],
+        {
             "demo_texts": demo["float32"].n_texts,
             "demo_tokens_per_text": size.n_new,
             "demo_accepted": {dtype: result.n_accepted for dtype, result in demo.items()},
@@ -187,12 +237,8 @@ def measure(size: Size, seed: int) -> dict[str, Any]:
             ),
             "demo_bf16_leads": sorted(demo["bfloat16"].leads, reverse=True),
             "demo_trees": {name: tree.label() for name, tree in TREES.items()},
-            "threads": torch.get_num_threads(),
-            "machine": platform.processor() or platform.machine(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
         },
-    }
+    )
 
 
 def show(document: dict[str, Any]) -> None:
@@ -212,23 +258,25 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--quick", action="store_true", help="end within two minutes")
     parser.add_argument("--cases", type=int, help="random cases to run")
-    parser.add_argument("--minutes", type=float, help="stop the random cases after this time")
+    parser.add_argument("--minutes", type=float, help="run random cases alone, for so long")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random cases")
     arguments = parser.parse_args()
     size = QUICK if arguments.quick else FULL
+    n_cases = size.n_cases if arguments.minutes is None else math.inf
+    n_cases = n_cases if arguments.cases is None else arguments.cases
     size = Size(
-        n_cases=size.n_cases if arguments.cases is None else arguments.cases,
+        n_cases=n_cases,
         minutes=size.minutes if arguments.minutes is None else arguments.minutes,
         n_prompts_per_domain=size.n_prompts_per_domain,
         n_new=size.n_new,
     )
-    document = measure(size, arguments.seed)
+    document = measure(size, arguments.seed, with_demo=arguments.minutes is None)
     if arguments.json:
         print(json.dumps(document))
     else:
         show(document)
     figures = document["figures"]
-    return int(bool(figures["differences"] or figures["demo_fp32_differences"]))
+    return int(bool(figures["differences"] or figures.get("demo_fp32_differences")))
 
 
 if __name__ == "__main__":

@@ -43,12 +43,15 @@ class BatchLayer(CacheLayerMixin):
         return self.keys[:n_rows, :, :end], self.values[:n_rows, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the number of keys and the offset of the first, as transformers asks for it."""
         return self._cache.end, 0
 
     def get_seq_length(self) -> int:
+        """Return the most tokens a row holds, as transformers asks for it."""
         return self._cache.length
 
     def get_max_length(self) -> int:
+        """Return -1: there is no limit that transformers must know of."""
         return -1
 
 

@@ -73,12 +73,15 @@ class KVLayer(CacheLayerMixin):
         self.length -= abs(tokens_to_remove)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the number of keys and the offset of the first, as transformers asks for it."""
         return self.length + query_length, 0
 
     def get_seq_length(self) -> int:
+        """Return the tokens held, as transformers asks for it."""
         return self.length
 
     def get_max_length(self) -> int:
+        """Return -1: there is no limit that transformers must know of."""
         return -1
 
 

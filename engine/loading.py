@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 
 from profiles.errors import SpectuneError, UsageError
+from profiles.io import expanded
 
 from .decodable import check_decodable, check_folder, quantization_name
 from .devices import resolve_device, resolve_dtype
@@ -132,7 +133,7 @@ def _locate(name: str, trust_remote_code: bool, report: Callable[[str], None]) -
 
         folder = demo_target_path(report)
         return _Source("demo", str(folder), folder, DEMO_REVISION)
-    path = Path(name).expanduser().absolute()
+    path = expanded(name).absolute()
     if path.is_dir():
         check_folder(path)
         options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
@@ -142,7 +143,8 @@ def _locate(name: str, trust_remote_code: bool, report: Callable[[str], None]) -
             raise UsageError(
                 f"a model file must be a .gguf file, but {path} is not; pass the folder it lies in"
             )
-        return _Source(str(path), str(path.parent), path, options={"gguf_file": path.name})
+        options = {"gguf_file": path.name, "trust_remote_code": False}
+        return _Source(str(path), str(path.parent), path, options=options)
     if not is_hub_id(name):
         raise UsageError(
             "a model must be `demo`, a folder, a .gguf file or a hub id such as org/name, but "
@@ -163,7 +165,7 @@ def _load_config(source: _Source) -> Any:
 
     try:
         return AutoConfig.from_pretrained(source.location, **source.options)
-    except (OSError, ValueError, ImportError, KeyError, TypeError, RuntimeError) as error:
+    except Exception as error:  # configs check themselves with classes of their own
         if "trust_remote_code" in str(error):
             raise _needs_remote_code(source) from error
         raise SpectuneError(
@@ -213,7 +215,6 @@ def _load_weights(
     source: _Source, config: Any, dtype: torch.dtype, device: torch.device
 ) -> torch.nn.Module:
     """Read the weights; every tensor of the model must come from the checkpoint."""
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, GgufConfig
 
     options = source.options | {"config": config, "dtype": dtype, "output_loading_info": True}
@@ -230,7 +231,7 @@ def _load_weights(
             f"the model must fit the memory of {device}, but {source.id} in {dtype} does not; use "
             "a smaller model or dtype"
         ) from error
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # so do models that are built from them
         raise _unreadable(source, quantization, error) from error
     model, info = loaded
     missing = sorted(info["missing_keys"])

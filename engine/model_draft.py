@@ -46,11 +46,13 @@ class ModelDraft(BeamDraft):
         self.window = None if static is None else static.window
 
     def new_cache(self, capacity: int) -> KVCache:
+        """Return an empty cache of the model with room for `capacity` tokens."""
         return self._decoder.new_cache(capacity)
 
     def extend(
         self, tokens: list[int], features: Tensor | None, cache: KVCache, last_only: bool
     ) -> tuple[Tensor, Tensor | None]:
+        """Run the model over n known tokens; return logits [n or 1, `max_top_k`] and no states."""
         logits, _ = self._decoder.forward(self._known(tokens), cache, last_only=last_only)
         return logits[:, : self.max_top_k], None
 
@@ -62,10 +64,12 @@ class ModelDraft(BeamDraft):
         cache: KVCache,
         mask: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
+        """Run the model over n tree nodes; return logits [n, `max_top_k`] and no states."""
         logits, _ = self._decoder.forward(tokens, cache, positions=positions, mask=mask)
         return logits[:, : self.max_top_k], None
 
     def fused(self, features: Sequence[Tensor | None]) -> Tensor | None:
+        """Return None: a model reads tokens alone."""
         return None
 
     def pass_rows(
@@ -76,6 +80,7 @@ class ModelDraft(BeamDraft):
         masks: Sequence[Tensor],
         cache: BatchCache,
     ) -> tuple[Tensor, Tensor | None]:
+        """Run the model over n tokens of several texts: logits [n, `max_top_k`] and no states."""
         logits, _ = self._decoder.forward_rows(self._known(tokens), positions, masks, cache)
         return logits[:, : self.max_top_k], None
 
@@ -87,16 +92,19 @@ class ModelDraft(BeamDraft):
         cache: SlotCache,
         visible: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
+        """Run the model over tokens [n] of a fixed cache: logits [n, `max_top_k`], no states."""
         assert self._decoder.static is not None  # noqa: S101 - else nothing is recorded
         ids, lean = self._known(tokens), self._decoder.static.lean
         logits, _ = lean(ids, positions, cache, visible, last_only=False, feature_layers=())
         return logits[:, : self.max_top_k], None
 
     def cache_layout(self) -> tuple[int, int, int, Tensor]:
+        """Return layers, key heads and head size of its cache, and a tensor like its own."""
         assert self._decoder.static is not None  # noqa: S101 - else nothing is recorded
         return self._decoder.static.lean.cache_layout()
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
+        """Return the ids as they are: both vocabularies are the same."""
         return draft_ids
 
     def _known(self, tokens: list[int] | Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 from profiles import DraftRef, TargetRef
 from profiles.errors import SpectuneError, UsageError
+from profiles.io import expanded
 
 from .decodable import contents, is_model
 from .demo import demo_head_path
@@ -100,7 +101,7 @@ def load_draft(name: str, loaded: LoadedTarget, progress: Progress | None = None
         return hybrid_of(load_draft(name.removeprefix(HYBRID), loaded, progress))
     if name == "demo":
         return _load_head(demo_head_path(), name, loaded)
-    path = Path(name).expanduser().absolute()
+    path = expanded(name).absolute()
     if path.is_dir():
         return _load_folder(path, str(path), loaded, progress)
     if path.is_file():

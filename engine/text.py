@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
-
 from profiles.errors import UsageError
 
 # How a chat begins in the common templates; a text that begins so has its template already.
@@ -47,7 +45,7 @@ def encode_chat(messages: Sequence[Message], tokenizer: Any, *, raw: bool = Fals
             encoded = tokenizer.apply_chat_template(
                 list(messages), add_generation_prompt=True, tokenize=True
             )
-        except TemplateError as error:
+        except Exception as error:  # a template is a program of its own
             raise ValueError(str(error)) from error
         ids = list(encoded["input_ids"] if isinstance(encoded, Mapping) else encoded)
     while len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
@@ -74,7 +72,7 @@ def encode_prompt(
         raise UsageError(f"{_PROMPT_RULE}, but is a list of several; give them one at a time")
     try:
         return encode_chat(prompt, tokenizer, raw=raw)  # type: ignore[arg-type]
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{_PROMPT_RULE}, but is {type(prompt).__name__} without {error}; give one of these"
         ) from error

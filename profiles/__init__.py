@@ -22,6 +22,7 @@ from .measurements import (
     RoundPoint,
     Score,
     load_measurements,
+    load_measurements_of,
     measurements_path,
     save_measurements,
 )
@@ -97,6 +98,7 @@ __all__ = [
     "is_sealed",
     "load",
     "load_measurements",
+    "load_measurements_of",
     "measurements_path",
     "save",
     "save_measurements",

@@ -7,13 +7,23 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from .strict import AtLeastOne, Count, Items, Number, Positive, StrictModel, Text, broken_rule
+from .strict import (
+    LARGEST,
+    AtLeastOne,
+    Count,
+    Items,
+    Number,
+    Positive,
+    StrictModel,
+    Text,
+    broken_rule,
+)
 
 Template = Literal["chat", "none"]
 DraftKind = Literal["eagle3", "model", "lookup", "suffix", "hybrid", "none"]
 
 # Kept to the last digit: it is computed with.
-RopeTheta = Annotated[float, Field(gt=0)]
+RopeTheta = Annotated[float, Field(ge=1, le=LARGEST)]
 Probability = Annotated[Number, Field(ge=0, lt=1)]
 MatchTau = Annotated[Number, Field(ge=1)]
 

@@ -1,5 +1,6 @@
 """Read and write profiles: one strict reader, one atomic writer, one sentence for each fault."""
 
+import hashlib
 import os
 import stat
 import tempfile
@@ -8,12 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .errors import SpectuneError
+from .errors import SpectuneError, UsageError
 from .schema import SCHEMA_VERSION, Profile
 from .strict import validated
 from .strict_yaml import dump_mapping, parse_mapping
 
-MAX_BYTES = 10 * 1024 * 1024
+MAX_BYTES = 1024 * 1024
+"""Of a YAML file; a profile has some kilobytes."""
 
 _HEADER = """\
 # A spectune profile: how to decode with one target and draft on one device for one domain.
@@ -66,6 +68,19 @@ def atomic_write(path: PathLike, data: bytes | str, *, private: bool = False) ->
         _write_beside(target, content, private)
 
 
+def remove_leftovers(path: PathLike) -> None:
+    """Remove what killed writers of a file left beside it; the caller is its only writer."""
+    target = Path(os.path.realpath(path))
+    for left_over in target.parent.glob(f"{_mark(target)}*.tmp"):
+        left_over.unlink(missing_ok=True)
+
+
+def _mark(target: Path) -> str:
+    """Return how the names of the temporary files for a file begin; short, however long its is."""
+    digest = hashlib.sha256(os.fsencode(target.name)).hexdigest()
+    return f".spectune-{digest[:8]}-"
+
+
 def check_writable(path: PathLike) -> None:
     """Refuse now what `atomic_write` would refuse after hours of work; changes nothing.
 
@@ -90,8 +105,26 @@ def _explained(path: PathLike) -> Iterator[None]:
         raise SpectuneError(f"{os.fspath(path)} cannot be written ({reason}): {remedy}.") from None
 
 
-def read_bytes(path: PathLike) -> bytes:
-    """Read a file of at most `MAX_BYTES`.
+def expanded(path: PathLike) -> Path:
+    """Return a path with `~` replaced by the home folder; it need not exist.
+
+    Raises:
+        UsageError: The system cannot even look for it, e.g. since its name is too long.
+    """
+    try:
+        found = Path(path).expanduser()
+        found.is_dir()
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"a path must be one that this system can look for, but {os.fspath(path)[:80]!r} is "
+            f"not ({reason}); correct it"
+        ) from None
+    return found
+
+
+def read_bytes(path: PathLike, most: int = MAX_BYTES) -> bytes:
+    """Read a file of at most `most` bytes.
 
     Raises:
         SpectuneError: It is missing, a folder, unreadable or too large.
@@ -99,7 +132,7 @@ def read_bytes(path: PathLike) -> bytes:
     source = os.fspath(path)
     try:
         with Path(path).open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(most + 1)
     except FileNotFoundError:
         raise SpectuneError(f"{source} does not exist: check the path.") from None
     except IsADirectoryError:
@@ -107,8 +140,8 @@ def read_bytes(path: PathLike) -> bytes:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise SpectuneError(f"{source} cannot be read ({reason}): check the path.") from None
-    if len(data) > MAX_BYTES:
-        limit = f"{MAX_BYTES // 1024**2} MiB"
+    if len(data) > most:
+        limit = f"{most // 1024**2} MiB"
         raise SpectuneError(f"{source} is larger than {limit}: it is not a file of spectune's.")
     return data
 
@@ -154,7 +187,7 @@ def _check_replaceable(target: Path) -> None:
 
 
 def _write_beside(target: Path, content: bytes, private: bool) -> None:
-    temporary = target.parent / f".spectune-{os.urandom(8).hex()}.tmp"
+    temporary = target.parent / f"{_mark(target)}{os.urandom(8).hex()}.tmp"
     mode = 0o600 if private else 0o666  # less what the umask takes
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

@@ -4,6 +4,7 @@ With them the cost model can be fitted again, and what-if questions answered, wi
 """
 
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -16,7 +17,7 @@ from pydantic import Field, model_validator
 from .deployment import DraftRef
 from .errors import SpectuneError
 from .io import PathLike, atomic_write, read_bytes, refuse_newer
-from .schema import SCHEMA_VERSION
+from .schema import SCHEMA_VERSION, Profile
 from .strict import (
     AtLeastOne,
     Count,
@@ -31,6 +32,7 @@ from .strict import (
 from .summaries import CostModelSummary
 from .tree import TreeConfig
 
+MAX_PACKED_BYTES = 64 * 1024 * 1024
 MAX_UNPACKED_BYTES = 100 * 1024 * 1024
 
 Part = Literal["extend", "level", "verify", "commit", "reference"]
@@ -169,14 +171,43 @@ def measurements_path(profile_path: PathLike) -> Path:
     return path.with_name(f"{path.stem}.measurements.json.gz")
 
 
-def save_measurements(measurements: Measurements, path: PathLike) -> None:
-    """Write measurements, whole or not at all; equal measurements give equal bytes.
+def save_measurements(measurements: Measurements, path: PathLike) -> str:
+    """Write measurements, whole or not at all, and return the SHA-256 of the file.
+
+    Equal measurements give equal bytes.
 
     Raises:
         SpectuneError: The path is a folder or cannot be written.
     """
     text = measurements.model_dump_json(exclude_none=True)
-    atomic_write(path, gzip.compress(text.encode(), mtime=0))
+    data = gzip.compress(text.encode(), mtime=0)
+    atomic_write(path, data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def load_measurements_of(profile: Profile, path: PathLike) -> Measurements | None:
+    """Read the measurements beside a profile; None where it names none.
+
+    Args:
+        profile: The profile.
+        path: Where it lies.
+
+    Raises:
+        SpectuneError: As `load_measurements`, or they are those of another profile: its name was
+            reused, or a job was killed between writing the two.
+    """
+    if profile.measurements is None:
+        return None
+    beside = Path(path).with_name(profile.measurements)
+    packed = read_bytes(beside, MAX_PACKED_BYTES)
+    measurements = _parsed(packed, os.fspath(beside))
+    known = profile.measurements_sha256
+    if known is not None and hashlib.sha256(packed).hexdigest() != known:
+        raise SpectuneError(
+            f"the measurements beside a profile must be its own, but {beside} is not the file "
+            f"that was written with {os.fspath(path)}; tune again, or copy both from one place"
+        )
+    return measurements
 
 
 def load_measurements(path: PathLike) -> Measurements:
@@ -186,8 +217,11 @@ def load_measurements(path: PathLike) -> Measurements:
         SpectuneError: The file cannot be read, is damaged, or breaks a rule; the message names
             the file, the key path, the value and the remedy.
     """
-    source = os.fspath(path)
-    data = _unpack(read_bytes(path), source)
+    return _parsed(read_bytes(path, MAX_PACKED_BYTES), os.fspath(path))
+
+
+def _parsed(packed: bytes, source: str) -> Measurements:
+    data = _unpack(packed, source)
     if not isinstance(data, dict):
         raise SpectuneError(f"{source}: $ must be a JSON object: write it anew by tuning again.")
     refuse_newer(data, source)

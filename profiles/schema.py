@@ -75,6 +75,9 @@ class Profile(StrictModel):
     measurements: FileName | None = Field(
         default=None, description="raw figures, a file beside this one"
     )
+    measurements_sha256: Sha256 | None = Field(
+        default=None, description="hash of that file; another one is refused"
+    )
     job: JobSummary | None = Field(default=None, description="where the time of tuning went")
     rechecks: Items[Recheck] = Field(default=(), description="later looks, oldest first")
     content_sha256: Sha256 | None = Field(

@@ -4,6 +4,7 @@ Knows nothing of YAML, files or what a profile holds: only how a value is checke
 is told to a person who can mend it.
 """
 
+import inspect
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
@@ -24,17 +25,31 @@ class StrictModel(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        """Add what every field means to the docstring, for `help` and `pydoc`."""
+        super().__pydantic_init_subclass__(**options)
+        told = [f"    {name}: {field.description}" for name, field in cls.model_fields.items()]
+        cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or ""), "", "Attributes:", *told])
+
+
+LARGEST, SMALLEST = 1e15, 1e-15
+"""Beyond these a figure is a mistake; within them no product of a few overflows."""
+
 
 def round_figure(value: float) -> float:
-    """Keep six significant digits, so that what is checked is exactly what is written."""
-    return float(f"{value:.6g}")
+    """Keep six significant digits, so that what is checked is exactly what is written.
+
+    What is nearer to 0 than `SMALLEST` is 0.
+    """
+    return float(f"{value:.6g}") if abs(value) >= SMALLEST else 0.0
 
 
 Text = Annotated[str, Field(min_length=1)]
-Count = Annotated[int, Field(ge=0)]
-AtLeastOne = Annotated[int, Field(ge=1)]
-Number = Annotated[float, AfterValidator(round_figure)]
-Positive = Annotated[float, Field(gt=0), AfterValidator(round_figure)]
+Count = Annotated[int, Field(ge=0, le=int(LARGEST))]
+AtLeastOne = Annotated[int, Field(ge=1, le=int(LARGEST))]
+Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST), AfterValidator(round_figure)]
+Positive = Annotated[Number, Field(gt=0)]
 # Files hold lists and frozen records hold tuples; the items themselves stay strict.
 if TYPE_CHECKING:
     Items: TypeAlias = Sequence

@@ -7,6 +7,9 @@ from pydantic import Field, model_validator
 from .strict import Count, Items, Number, Positive, StrictModel, Text, broken_rule
 from .tree import TreeConfig
 
+ALWAYS_PAID = ("plain", "verify", "batch_plain", "batch_round")
+"""Tables of the target's passes: nothing is ever divided by a time of 0."""
+
 
 class CostTable(StrictModel):
     """One line of the cost model: a part of the round against its size."""
@@ -18,7 +21,7 @@ class CostTable(StrictModel):
     at: dict[str, Number] = Field(
         default_factory=dict, description="what was held fixed, e.g. {context: 512}"
     )
-    x: Items[Number] = Field(
+    x: Annotated[Items[Number], Field(min_length=1)] = Field(
         description="size, increasing: tokens (extend, verify), nodes (level, commit) or rows"
     )
     relative: Items[Annotated[Number, Field(ge=0)]] = Field(
@@ -63,6 +66,18 @@ class CostModelSummary(StrictModel):
             if low > high:
                 rule = "it must be [low, high]; swap the two"
                 raise broken_rule(rule, at=("valid", name), value=[low, high])
+        return self
+
+    @model_validator(mode="after")
+    def _tables_are_prices(self) -> Self:
+        places = [(table.name, table.at.get("context", 0.0)) for table in self.tables]
+        for table, place in zip(self.tables, places, strict=True):
+            if places.count(place) > 1:
+                rule = f"table {table.name} stands there twice behind the same context; keep one"
+                raise broken_rule(rule, at=("tables",), value=table.name)
+            if table.name in ALWAYS_PAID and min(table.relative) <= 0:
+                rule = f"table {table.name} must be above 0 everywhere; tune again"
+                raise broken_rule(rule, at=("tables",), value=min(table.relative))
         return self
 
 

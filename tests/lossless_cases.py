@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from engine.adaptive import Shaper
+from engine.batch import decode_many
 from engine.decode import Observer, Policy, Request, decode
 from engine.draft import Draft
 from engine.eagle3_draft import Eagle3Draft
@@ -89,7 +90,7 @@ class Wanted:
     """A request before it is made, so that it can be decoded in many ways.
 
     Attributes:
-        kind: Architecture of the target.
+        kind: Architecture of the target, with its sizes.
         model: The target's model.
         target: The target.
         processors: Makes the logits processors anew, since they may hold state.
@@ -239,10 +240,32 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
 
 
-@lru_cache(maxsize=32)
-def _model(kind: str, n_layers: int, seed: int, attention: str) -> PreTrainedModel:
-    attention = "eager" if kind == "gemma2" else attention
-    return tiny_model(kind, seed, num_hidden_layers=n_layers, attn_implementation=attention)
+HEADS = ((4, 2, 16), (4, 1, 24), (3, 3, 10), (6, 2, 12), (5, 1, 8), (2, 2, 18))
+"""Attention heads, key-value heads and head sizes; the usual one first."""
+
+
+@lru_cache(maxsize=64)
+def _model(kind: str, seed: int, **changes: Any) -> PreTrainedModel:
+    if kind == "gemma2":
+        changes |= {"attn_implementation": "eager"}
+    return tiny_model(kind, seed, **changes)
+
+
+def random_sizes(kind: str, rng: random.Random) -> dict[str, Any]:
+    """Draw what a config may say: layers, heads of any size, tied or untied, windows."""
+    n_heads, n_kv_heads, head_dim = rng.choice(HEADS)
+    sizes: dict[str, Any] = {
+        "num_hidden_layers": rng.choice((1, 2, 2, 3)),
+        "num_attention_heads": n_heads,
+        "tie_word_embeddings": rng.random() < 0.5,
+    }
+    if kind == "neox":  # has as many key-value heads as heads, which make up its width
+        return sizes | {"hidden_size": n_heads * head_dim, "rotary_pct": rng.choice((0.5, 1.0))}
+    sizes |= {"num_key_value_heads": n_kv_heads, "head_dim": head_dim}
+    sizes["hidden_size"] = n_heads * rng.choice((10, 16))  # not always that of all heads
+    if kind in ("mistral", "gemma2"):
+        sizes["sliding_window"] = rng.choice((4, 8, 13))
+    return sizes
 
 
 def random_wanted(rng: random.Random, beside: Wanted | None = None) -> Wanted:
@@ -253,10 +276,12 @@ def random_wanted(rng: random.Random, beside: Wanted | None = None) -> Wanted:
         beside: A request whose target it shares.
     """
     kind = rng.choice(list(CONFIGS))
-    model = _model(kind, rng.choice((1, 2, 2, 3)), rng.randrange(3), rng.choice(("sdpa", "eager")))
-    target = Target(model)
+    sizes = random_sizes(kind, rng)
+    attention = rng.choice(("sdpa", "eager"))
+    model = _model(kind, rng.randrange(3), attn_implementation=attention, **sizes)
+    name, target = f"{kind} {sizes}", Target(model)
     if beside is not None:
-        kind, model, target = beside.kind, beside.model, beside.target
+        name, model, target = beside.kind, beside.model, beside.target
     n_prompt = rng.choice((1, 2, 5, 12, 30))
     prompt = [rng.randrange(3, VOCAB) for _ in range(n_prompt)]
     if n_prompt > 4 and rng.random() < 0.5:  # something to look up
@@ -268,7 +293,7 @@ def random_wanted(rng: random.Random, beside: Wanted | None = None) -> Wanted:
         top_p=rng.choice((1.0, 0.9, 0.6)) if temperature else 1.0,
     )
     free = Wanted(
-        kind=kind,
+        kind=name,
         model=model,
         target=target,
         prompt=prompt,
@@ -310,7 +335,9 @@ def _with_stopping_rules(free: Wanted, rng: random.Random) -> Wanted:
 
 
 def random_tree(rng: random.Random) -> TreeConfig:
-    """Draw a legal tree of depth 1 to 6, width 1 to 4 and top-k 1 to 6."""
+    """Draw a legal tree of depth 1 to 6, width 1 to 4 and top-k 1 to 6, or a longer chain."""
+    if rng.random() < 0.1:
+        return TreeConfig.chain(rng.randint(7, 16))
     depth, width, top_k = rng.randint(1, 6), rng.randint(1, 4), rng.randint(1, 6)
     widest = TreeConfig(depth=depth, width=width, top_k=top_k, nodes=depth)
     nodes = rng.choice((depth, widest.pool, rng.randint(depth, widest.pool)))
@@ -337,7 +364,7 @@ def _twin(amount: float) -> Maker:
 
 
 def _hostile(wanted: Wanted, plain: list[int], rng: random.Random) -> Draft:
-    return ModelDraft(_model("neox", 1, 7, "sdpa"), VOCAB)
+    return ModelDraft(_model("neox", 7, num_hidden_layers=1), VOCAB)
 
 
 def _padded(n_rows: int) -> Maker:
@@ -382,6 +409,9 @@ def _head(fitted: bool) -> Maker:
             changes["sliding_window"] = 6
         if rng.random() < 0.2:
             changes["n_layers"] = 2
+        if rng.random() < 0.5:
+            n_heads, n_kv_heads, head_dim = rng.choice(HEADS)
+            changes |= {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim}
         texts = [text] if fitted and len(text) > 3 else []
         return Eagle3Draft(tiny_head(wanted.model, rng.randrange(9), texts=texts, **changes))
 
@@ -461,3 +491,21 @@ def _compare(
         f"{name} on {wanted.kind}, prompt {wanted.prompt}, {wanted.sampling}, seed {wanted.seed}, "
         f"EOS {wanted.eos_ids}, stop {wanted.stop_strings}: {other} is not plain's {plain}"
     )
+
+
+def judge_crowd(rng: random.Random, verdict: Verdict) -> None:
+    """Decode requests of one target in a batch whose tree changes at random; add what differs."""
+    first = random_wanted(rng)
+    crowd = [first, *(random_wanted(rng, first) for _ in range(rng.randint(1, 6)))]
+    alone = [run(wanted) for wanted in crowd]
+    name, size = rng.choice(sorted(DRAFTS)), rng.randint(2, 5)
+    draft = DRAFTS[name](first, alone[0].generated, rng)
+    trees = [PLAIN, *(random_tree(rng) for _ in range(3))]
+    requests = [wanted.request(draft) for wanted in crowd]
+    for _ in decode_many(first.target, requests, size, lambda _: rng.choice(trees)):
+        pass
+    for wanted, plain, found in zip(crowd, alone, requests, strict=True):
+        verdict.n_cases += 1
+        compare_runs(wanted, plain, found, f"{name} beside others", verdict)
+        n_accepted = sum(found.stats.accepted_by_depth)
+        verdict.n_accepted[name] = verdict.n_accepted.get(name, 0) + n_accepted

@@ -21,15 +21,7 @@ from engine.pair import LoadedTarget
 from engine.suffix import SuffixDraft
 from engine.target import Target
 from engine.tree import DraftTree
-from lossless_cases import (
-    DRAFTS,
-    CountingProcessor,
-    Verdict,
-    compare_runs,
-    random_tree,
-    random_wanted,
-    run,
-)
+from lossless_cases import CountingProcessor, Verdict, judge_crowd
 from profiles import GREEDY, PLAIN, Sampling, TargetRef, TreeConfig
 from profiles.errors import UsageError
 from tiny import VOCAB, tiny_head, tiny_model, tiny_tokenizer, twin_with_noise
@@ -89,24 +81,6 @@ def verdict() -> Verdict:
     for _ in range(N_CROWDS):
         judge_crowd(rng, verdict)
     return verdict
-
-
-def judge_crowd(rng: random.Random, verdict: Verdict) -> None:
-    """Decode requests of one target in a batch whose tree changes at random; add what differs."""
-    first = random_wanted(rng)
-    crowd = [first, *(random_wanted(rng, first) for _ in range(rng.randint(1, 6)))]
-    alone = [run(wanted) for wanted in crowd]
-    name, size = rng.choice(sorted(DRAFTS)), rng.randint(2, 5)
-    draft = DRAFTS[name](first, alone[0].generated, rng)
-    trees = [PLAIN, *(random_tree(rng) for _ in range(3))]
-    requests = [wanted.request(draft) for wanted in crowd]
-    for _ in decode_many(first.target, requests, size, lambda _: rng.choice(trees)):
-        pass
-    for wanted, plain, found in zip(crowd, alone, requests, strict=True):
-        verdict.n_cases += 1
-        compare_runs(wanted, plain, found, f"{name} beside others", verdict)
-        n_accepted = sum(found.stats.accepted_by_depth)
-        verdict.n_accepted[name] = verdict.n_accepted.get(name, 0) + n_accepted
 
 
 def test_no_neighbour_changes_the_text(verdict: Verdict) -> None:

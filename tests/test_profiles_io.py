@@ -171,7 +171,7 @@ def test_a_newer_file_is_told_apart_before_its_unknown_keys(tmp_path):
         (b"name: \xff\xfe", " is not UTF-8 text (byte 6 is 0xff): save it as UTF-8."),
         (YAML.encode("utf-16"), " is not UTF-8 text (byte 0 is 0xff): save it as UTF-8."),
         (b"\x00\x01\x02", " is not text (it holds a zero byte): give a YAML file."),
-        (b"#" * (10 * 1024**2 + 1), " is larger than 10 MiB"),
+        (b"#" * (1024**2 + 1), " is larger than 1 MiB"),
     ],
 )
 def test_a_file_that_is_no_profile_at_all_is_refused(tmp_path, content, message):

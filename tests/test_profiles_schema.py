@@ -169,7 +169,7 @@ PROBE_FAULTS = [
         "$.draft.rope_theta is 10000.0: only kind eagle3 or hybrid has it",
     ),
     ({"draft.feature_layers": [-1]}, "$.draft.feature_layers[0] is -1: it must be at least 0"),
-    ({"draft.rope_theta": 0}, "$.draft.rope_theta is 0: it must be greater than 0"),
+    ({"draft.rope_theta": 0}, "$.draft.rope_theta is 0: it must be at least 1"),
 ]
 PROBED_FAULTS = [
     ("value", [], "it must be a base or a list of layers; write 10000.0 or [2, 14, 25]"),

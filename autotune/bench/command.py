@@ -93,10 +93,10 @@ def _load_target(
     arguments: argparse.Namespace, profile: Profile | None, progress: "Silent"
 ) -> "LoadedTarget":
     """Load the target where, and as, the options or else the profile say."""
-    import torch
-
     from engine.devices import device_like
     from engine.pair import load_target
+
+    from ..commands import set_threads
 
     device, dtype, threads = arguments.device, arguments.dtype, arguments.threads
     if profile is not None:
@@ -104,8 +104,7 @@ def _load_target(
             device = device_like(profile.device.kind, profile.device.name)
         dtype = (profile.target.dtype or dtype) if dtype == "auto" else dtype
         threads = threads or profile.device.threads
-    if threads:
-        torch.set_num_threads(threads)
+    set_threads(threads)
     return load_target(
         arguments.target or (profile.target.id if profile else ""),
         dtype=dtype,
@@ -133,18 +132,16 @@ def _document(loaded: "LoadedTarget", texts: "list[Trace]", result: "Bench") -> 
 
 
 def _print(loaded: "LoadedTarget", texts: "list[Trace]", result: "Bench") -> None:
-    from rich.console import Console
-
+    from ..console import LiteralConsole
     from .table import contest_table
 
-    console = Console()
+    console = LiteralConsole()
     title = f"{loaded.ref.id} ({loaded.ref.dtype}), greedy, batch 1, {len(texts)} prompts"
     console.print(contest_table(title, result.standings))
     limits = result.limits
     console.print(
         f"Floor: {limits.bytes_per_s / 1e9:.1f} GB/s read, {limits.operations_per_s / 1e9:.0f} "
         f"GFLOP/s in {loaded.ref.dtype}; the intervals (95 %) are over the prompts.",
-        highlight=False,
     )
     for name, reason in result.skipped.items():
-        console.print(f"Left out: {name}: {reason}.", highlight=False)
+        console.print(f"Left out: {name}: {reason}.")

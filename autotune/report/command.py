@@ -2,13 +2,14 @@
 
 import argparse
 import json
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from profiles import Measurements, Profile, load, load_measurements
+from profiles import Measurements, Profile, load, load_measurements_of
 from profiles.errors import SpectuneError, UsageError
+
+from ..console import tell
 
 
 def add_parser(subparsers: Any) -> None:
@@ -56,19 +57,18 @@ def show_profile(path: Path, *, as_json: bool) -> None:
     if as_json:
         _print_json(profile.model_dump(mode="json", exclude_none=True))
         return
-    from .terminal import LiteralConsole, print_profile
+    from ..console import LiteralConsole
+    from .terminal import print_profile
 
     print_profile(profile, measurements_of(profile, path), path, LiteralConsole())
 
 
 def measurements_of(profile: Profile, path: Path) -> Measurements | None:
     """Return the measurements beside a profile; None, with a word on stderr, if they are gone."""
-    if profile.measurements is None:
-        return None
     try:
-        return load_measurements(path.with_name(profile.measurements))
+        return load_measurements_of(profile, path)
     except SpectuneError as error:
-        print(f"spectune: showing the profile alone, since {error}", file=sys.stderr)
+        tell(f"spectune: showing the profile alone, since {error}")
         return None
 
 
@@ -93,7 +93,7 @@ def _write_page(path: Path, out: Path, *, keep_text: bool) -> None:
     profile = load(path)
     texts = load_texts(texts_path(path)) if keep_text else ()
     write_report(profile, measurements_of(profile, path), path, out, texts)
-    print(f"Wrote {out}.", file=sys.stderr)
+    tell(f"Wrote {out}.")
 
 
 def _compare(first: Path, second: Path, *, as_json: bool) -> None:
@@ -104,7 +104,7 @@ def _compare(first: Path, second: Path, *, as_json: bool) -> None:
         rows = [{"field": d.field, "a": d.first, "b": d.second} for d in found]
         _print_json({"a": str(first), "b": str(second), "differences": rows})
         return
-    from .terminal import LiteralConsole
+    from ..console import LiteralConsole
 
     console = LiteralConsole()
     if found:
@@ -121,7 +121,7 @@ def _list(folder: Path, *, as_json: bool) -> None:
     if as_json:
         _print_json(as_document(entries, broken))
         return
-    from .terminal import LiteralConsole
+    from ..console import LiteralConsole
 
     console = LiteralConsole()
     if entries:

@@ -45,8 +45,6 @@ def write_job_report(
         progress: Told the outcome.
     """
     path = report_path(out)
-    for earlier in (path, texts_path(out)):  # another job's must not stand beside this profile
-        earlier.unlink(missing_ok=True)
     try:
         from .page import write_report
 

@@ -89,7 +89,8 @@ def probe_label(profile: Profile) -> str | None:
     """Return what was found about the conventions of an EAGLE-3 head, in words."""
     if not profile.probe:
         return None
-    used = next(v for v in reversed(profile.probe) if v.verdict in ("kept", "chosen"))
+    in_use = [row for row in profile.probe if row.verdict in ("kept", "chosen")]
+    used = (in_use or profile.probe)[-1]
     right = f"right on {100 * used.agreement:.1f} % of {used.n_tokens} tokens"
     if was_corrected(profile):
         return f"{right}, read otherwise than its config says"

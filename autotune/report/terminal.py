@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -14,18 +13,6 @@ from profiles import Measurements, ProbedValue, Profile
 from .figure_tables import acceptance_table, round_table, trials_table
 from .findings import certainty, commands, draft_name, evidence_cells, headline, subject_of
 from .labels import checklist, circumstances, was_corrected
-
-
-class LiteralConsole(Console):
-    """A console for texts from files: no markup, and no control character reaches the terminal."""
-
-    def __init__(self) -> None:
-        super().__init__(markup=False, emoji=False, highlight=False)
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        """Return a text as it is, with what cannot be printed replaced."""
-        shown = "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
-        return super().render_str(shown, **options)
 
 
 def print_profile(

@@ -62,14 +62,15 @@ def static_tau(rates: Rates, tree: TreeConfig) -> float:
     """
     if tree.is_plain or not rates.size:
         return 1.0
-    level, levels = np.ones(1), []
+    level, best = np.ones(1), np.zeros(0)
     for depth in range(tree.depth):
         children = rates[min(depth, len(rates) - 1), : tree.top_k]
-        expanded = -np.sort(-level)[: tree.width] if depth else level
-        level = np.outer(expanded, children).ravel()
-        levels.append(level)
-    pool = -np.sort(-np.concatenate(levels))
-    return 1.0 + float(pool[: tree.nodes].sum())
+        level = np.outer(level, children[children > 0]).ravel()
+        best = -np.sort(-np.concatenate([best, level]))[: tree.nodes]
+        if not level.size or (len(best) == tree.nodes and level.max() <= best[-1]):
+            break  # nothing below is likelier
+        level = -np.sort(-level)[: min(tree.width, tree.nodes)]
+    return 1.0 + float(best.sum())
 
 
 @dataclass(frozen=True)

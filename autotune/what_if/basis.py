@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ from profiles import (
     TreeConfig,
     draft_name,
     load,
-    load_measurements,
+    load_measurements_of,
 )
 from profiles.datasheets import DataSheet, find_sheet
 from profiles.errors import SpectuneError, UsageError
@@ -198,9 +197,7 @@ def acceptance_of(path: PathLike, draft: str) -> TauTable:
 
 def _read(path: PathLike) -> tuple[Profile, Measurements]:
     profile = load(path)
-    if profile.measurements is None:
-        return profile, Measurements()
-    return profile, load_measurements(Path(path).with_name(profile.measurements))
+    return profile, load_measurements_of(profile, path) or Measurements()
 
 
 def _priced_drafts(profile: Profile, measured: Measurements) -> list[PricedDraft]:

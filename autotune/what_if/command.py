@@ -48,7 +48,11 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Answer the question."""
+    """Answer the question.
+
+    Raises:
+        SpectuneError: A file cannot be read or written, or the question makes no sense.
+    """
     from .ask import what_if
     from .basis import basis_of_numbers, basis_of_profile
 
@@ -81,11 +85,10 @@ def _write(answers: "WhatIf", arguments: argparse.Namespace) -> None:
         json.dump(document(answers), sys.stdout, ensure_ascii=False)
         sys.stdout.write("\n")
         return
-    from rich.console import Console
-
+    from ..console import LiteralConsole
     from .table import print_answers
 
-    print_answers(answers, Console())
+    print_answers(answers, LiteralConsole())
 
 
 def document(answers: "WhatIf") -> dict[str, Any]:

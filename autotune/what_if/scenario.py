@@ -48,13 +48,17 @@ class Key:
         low: Smallest legal number.
         text: What it means.
         unit: Of its numbers, for a picture.
+        high: Largest legal number; more is a mistake, and figures stay finite.
     """
 
     kind: Literal["whole", "number", "quantity", "factor or name", "name"]
     low: float
     text: str
     unit: str = ""
+    high: float = 1e9
 
+
+_SIZE, MOST_PARAMETERS = "parameters or factor", 1e15
 
 KEYS: dict[str, Key] = {
     "depth": Key("whole", 0, "levels of the tree; 0 is plain decoding", "levels"),
@@ -71,20 +75,20 @@ KEYS: dict[str, Key] = {
     ),
     "draft_cost": Key("number", 0, "factor on the draft's share of a round", "factor"),
     "verify_cost": Key(
-        "number", 0, "factor on the verify pass, plain decoding untouched", "factor"
+        "number", 1e-3, "factor on the verify pass, plain decoding untouched", "factor"
     ),
     "fixed_overhead": Key("number", 0, "ms added to every speculative round", "ms per round"),
     "memory_bandwidth": Key(
-        "quantity", 0, "GB/s, a factor such as 2x, or a device's name", "GB/s or factor"
+        "quantity", 1e-9, "GB/s, a factor such as 2x, or a device's name", "GB/s or factor"
     ),
     "compute": Key(
-        "quantity", 0, "TFLOPS, a factor such as 2x, or a device's name", "TFLOPS or factor"
+        "quantity", 1e-9, "TFLOPS, a factor such as 2x, or a device's name", "TFLOPS or factor"
     ),
     "target_size": Key(
-        "quantity", 0, "parameters such as 4B, or a factor such as 2x", "parameters or factor"
+        "quantity", 1e-9, "parameters such as 4B, or a factor such as 2x", _SIZE, MOST_PARAMETERS
     ),
     "draft_size": Key(
-        "quantity", 0, "parameters such as 200M, or a factor such as 2x", "parameters or factor"
+        "quantity", 1e-9, "parameters such as 200M, or a factor such as 2x", _SIZE, MOST_PARAMETERS
     ),
     "output_length": Key("whole", 1, "tokens of an answer, for the end-to-end speedup", "tokens"),
     "draft": Key("name", 0, "another draft of the same tuning job"),
@@ -166,7 +170,7 @@ def parse_value(key: str, value: Any) -> Value:
     number = _number(text)
     if number is None and rule.kind == "factor or name" and isinstance(value, str):
         return text
-    if number is None or number < rule.low:
+    if number is None or not rule.low <= number <= rule.high:
         raise _refused(key, value)
     if rule.kind != "whole":
         return number
@@ -239,9 +243,12 @@ def _quantity(key: str, text: str) -> Quantity | str:
             return text  # a device's name
         raise _refused(key, text)
     unit = match["unit"].lower()
-    if number <= 0 or (unit not in ("", "x") and not key.endswith("_size")):
+    if unit not in ("", "x") and not key.endswith("_size"):
         raise _refused(key, text)
-    return Quantity(number if unit == "x" else number * _UNITS[unit], unit == "x")
+    value = number if unit == "x" else number * _UNITS[unit]
+    if not KEYS[key].low <= value <= KEYS[key].high:
+        raise _refused(key, text)
+    return Quantity(value, unit == "x")
 
 
 def _number(text: str) -> float | None:
@@ -259,9 +266,9 @@ def _refused(key: str, value: object) -> UsageError:
 
 def _form(rule: Key) -> str:
     return {
-        "whole": f"a whole number of at least {rule.low:g}",
-        "number": f"a number of at least {rule.low:g}",
-        "quantity": f"above 0 ({rule.text})",
-        "factor or name": f"a number of at least {rule.low:g} or a name ({rule.text})",
+        "whole": f"a whole number from {rule.low:g} to {rule.high:g}",
+        "number": f"a number from {rule.low:g} to {rule.high:g}",
+        "quantity": f"a number from {rule.low:g} to {rule.high:g} ({rule.text})",
+        "factor or name": f"a number from {rule.low:g} to {rule.high:g} or a name ({rule.text})",
         "name": f"a name ({rule.text})",
     }[rule.kind]

@@ -16,13 +16,13 @@ def print_answers(answers: WhatIf, console: Console) -> None:
     flags = dict.fromkeys(flag for answer in answers.answers for flag in answer.flags)
     numbers = {flag: str(i + 1) for i, flag in enumerate(flags)}
     title = f"What if: {answers.name}{_asked(answers)}, plain decoding = 1"
-    console.print(_table(title, answers, _speed_columns(numbers)), highlight=False)
+    console.print(_table(title, answers, _speed_columns(numbers)))
     parts = _table("Time of a round, ms", answers, _part_columns())
-    console.print(parts, highlight=False)
+    console.print(parts)
     for flag, number in numbers.items():
-        console.print(f"[{number}] {flag}", highlight=False, markup=False)
+        console.print(f"[{number}] {flag}")
     for note in answers.notes:
-        console.print(f"    {note}", highlight=False, markup=False)
+        console.print(f"    {note}")
 
 
 def _asked(answers: WhatIf) -> str:
