@@ -29,7 +29,7 @@ PROMISED = 0.99
 """What the interval of every size must reach."""
 
 TINY_JOB = Settings.quick(
-    n_tune=8, n_holdout=12, n_replay=4, n_race=2, max_new_tokens=24, n_trials=3, n_probe_rounds=3
+    n_tune=6, n_holdout=8, n_replay=4, n_race=2, max_new_tokens=16, n_trials=3, n_probe_rounds=3
 )
 
 
@@ -67,12 +67,13 @@ def main() -> None:
     options.add_argument("--target", default="demo")
     options.add_argument("--draft", action="append", help="default: lookup")
     options.add_argument("--domain", default="rewrite")
-    options.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 4, 8])
+    options.add_argument("--sizes", type=int, nargs="+", help="default: 1 2 4 8, quick 1 2")
     options.add_argument("--folder", type=Path, help="default: out/batch")
     arguments = options.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     size = QUICK if arguments.quick else FULL
+    arguments.sizes = arguments.sizes or ([1, 2] if arguments.quick else [1, 2, 4, 8])
     profile = load(arguments.profile or tuned(arguments))
     loaded = load_target(profile.target.id, dtype=profile.target.dtype or "auto")
     longest = 2 * max(arguments.sizes) * size.n_queues

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 import autotune.report.page
 import engine.demo
 import toy_profiles
+import toy_what_if
 from autotune import Models, Settings, tune
 from autotune.cli import main, parser
 from autotune.report.job_report import report_path
@@ -31,7 +32,7 @@ from engine.hub import is_hub_id
 from engine.pair import load_draft, load_target
 from fuzzing import cases, run
 from pairs import read, save_target, write_prompts
-from profiles import Profile, load, validated
+from profiles import Profile, load, save, validated
 from profiles.errors import SpectuneError
 
 ROOT = Path(__file__).parent.parent
@@ -363,3 +364,14 @@ def test_what_was_kept_is_private_and_the_documented_command_deletes_it(
     subprocess.run(shlex.split(command.replace("NAME", out.stem)), cwd=folder, check=True)
     assert not holding()
     assert load(out).reason
+
+
+def test_a_name_with_dollar_signs_is_drawn_as_it_is(tmp_path: Path) -> None:
+    """Matplotlib would take what stands between two of them for mathematics, and fail."""
+    path = toy_what_if.write(tmp_path)
+    profile = load(path).model_copy(update={"name": "$\\frac{a$ [/red]"})
+    save(profile, path)
+    picture = tmp_path / "x.png"
+    swept = ["--sweep", "depth=0:2", "--plot", str(picture)]
+    assert main(["what-if", str(path), *swept]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")

@@ -17,20 +17,22 @@ _CENTRED: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7}
 
 def plot(answers: WhatIf) -> bytes:
     """Return a PNG of the decode speedup over what was swept, the line of plain decoding in it."""
+    import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.5), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    if len(answers.swept) == 2:
-        _map(answers, axes, figure)
-    else:
-        _lines(answers, axes)
-    axes.set_title(answers.name)
-    axes.set_xlabel(_label(answers.swept[0]))
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
+    with matplotlib.rc_context({"text.parse_math": False}):  # a name may hold dollar signs
+        figure = Figure(figsize=(7, 4.5), dpi=150, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        if len(answers.swept) == 2:
+            _map(answers, axes, figure)
+        else:
+            _lines(answers, axes)
+        axes.set_title(answers.name)
+        axes.set_xlabel(_label(answers.swept[0]))
+        figure.savefig(buffer, format="png")
     return buffer.getvalue()
 
 
