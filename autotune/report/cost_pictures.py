@@ -1,6 +1,6 @@
 """Pictures of what a round costs: verify passes, draft steps, the fit, and where the time goes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -32,9 +32,7 @@ def verify_picture(profile: Profile, measurements: Measurements) -> Picture | No
 
     def paint(axes: Axes) -> None:
         nodes = np.arange(1, last + 1)
-        fit = [
-            1e3 * prices.reference_s * prices.verify(float(n), prices.usual_context) for n in nodes
-        ]
+        fit = [summary.reference_ms * prices.verify(float(n), context) for n in nodes]
         axes.plot(nodes, fit, color=BLUE, label="cost model")
         _scatter(axes, [p for p in points if p.x], summary, BLUE, "measured")
         _scatter(axes, [p for p in points if not p.x], summary, ORANGE, "plain, 1 token")
@@ -72,10 +70,9 @@ def draft_picture(profile: Profile, measurements: Measurements) -> Picture | Non
         ):
             if not groups[part]:
                 continue
-            x = np.linspace(1, max(p.x for p in groups[part]), 60)
-            fit = [1e3 * prices.reference_s * price(float(n)) for n in x]
-            axes.plot(x, fit, color=color)
+            _fitted(axes, summary, part, price, color)
             _scatter(axes, groups[part], summary, color, label)
+        _fitted(axes, summary, "prefill", prices.prefill, ORANGE)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("tokens or nodes in the pass")
         axes.set_ylabel("time of the pass (ms)")
@@ -88,10 +85,26 @@ def draft_picture(profile: Profile, measurements: Measurements) -> Picture | Non
         f"Drafting with {name}",
         "Points are medians of served rounds, lines the cost model. Every level of depth after "
         f"the first adds one step; a level of 4 nodes costs {level:.2g} plain tokens. The points "
-        "of a level carry a share of what growing any tree costs, the line does not.",
+        "of a level carry a share of what growing any tree costs, the line does not. Extend "
+        "passes over a whole prompt are the draft's first, priced by a line of their own.",
         f"Time of the draft's extend pass and of a level in milliseconds, draft {name}.",
         draw(paint),
     )
+
+
+def _fitted(
+    axes: Axes,
+    summary: CostModelSummary,
+    part: str,
+    price: Callable[[float], float],
+    color: str,
+) -> None:
+    """Draw the price of a part over the sizes that it was fitted on."""
+    sizes = [x for table in summary.tables if table.name == part for x in table.x]
+    if not sizes:
+        return
+    x = np.linspace(min(sizes), max(sizes), 60)
+    axes.plot(x, [summary.reference_ms * price(float(n)) for n in x], color=color)
 
 
 def fit_picture(profile: Profile, measurements: Measurements) -> Picture | None:
