@@ -4,7 +4,7 @@ VENV ?= .venv
 DOMAIN ?= rewrite
 BIN := $(VENV)/bin
 
-.PHONY: install demo test test-all lint format clean
+.PHONY: install demo test test-all soak lint format clean
 
 install: $(VENV)/.installed
 
@@ -23,7 +23,10 @@ test: install
 	$(BIN)/python -m pytest
 
 test-all: install
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(BIN)/python -m pytest -m "not soak"
+
+soak: install
+	$(BIN)/python -m pytest -m soak
 
 lint: install
 	$(BIN)/ruff check .

@@ -50,10 +50,10 @@ Path = tuple[str | int, ...]
 
 
 def cases(few: int, many: int) -> pytest.MarkDecorator:
-    """Make a test of `n_cases` two: a short one, and a long one that is marked slow."""
+    """Make a test of `n_cases` two: a short one, and a long one that is marked soak."""
     return pytest.mark.parametrize(
         "n_cases",
-        [pytest.param(few, id="few"), pytest.param(many, id="many", marks=pytest.mark.slow)],
+        [pytest.param(few, id="few"), pytest.param(many, id="many", marks=pytest.mark.soak)],
     )
 
 

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize(
-    "n_kills", [pytest.param(5, id="few"), pytest.param(100, id="many", marks=pytest.mark.slow)]
+    "n_kills", [pytest.param(5, id="few"), pytest.param(100, id="many", marks=pytest.mark.soak)]
 )
 @pytest.mark.timeout(1500)
 def test_b31_killed_at_any_moment_a_job_leaves_whole_files_and_is_gone_on_with(

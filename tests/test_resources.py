@@ -75,7 +75,7 @@ def test_jobs_leave_nothing_open_and_nothing_behind(
     assert not [path for path in out.parent.iterdir() if path.name.startswith(".")]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_memory_is_flat_over_200_trials(pair: Path) -> None:
     """Resident memory of the second half of a study stays within 5 % of the first half's end."""
     models = Models(str(pair / "target"), ["lookup", str(pair / "noisy")], "float32", "cpu")
@@ -104,7 +104,7 @@ def test_memory_is_flat_over_200_trials(pair: Path) -> None:
     assert growth < 0.05, f"{used[-1] / 2**20:.0f} MiB, {100 * growth:.2f} % more"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_memory_is_flat_over_2000_requests(pair: Path) -> None:
     loaded = load_target(str(pair / "target"), dtype="float32", device="cpu")
     process, used = psutil.Process(), []
