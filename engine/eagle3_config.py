@@ -248,10 +248,13 @@ def _sliding_window(path: Path, layer: _LayerConfig) -> int | None:
 
 
 def flat_config(config: Eagle3Config, dtype: str) -> dict[str, Any]:
-    """Return the config.json of a flat checkpoint; `dtype` names the type of its weights."""
+    """Return the config.json of a flat checkpoint; `dtype` names the type of its weights.
+
+    What is not known is left out: some readers refuse a null.
+    """
     kind = "full_attention" if config.sliding_window is None else "sliding_attention"
     rope = {k: v for k, v in config.rope.items() if k != "rope_theta"}
-    return {
+    entries = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "hidden_size": config.hidden_size,
@@ -282,3 +285,4 @@ def flat_config(config: Eagle3Config, dtype: str) -> dict[str, Any]:
             "eagle_aux_hidden_state_layer_ids": [i - 1 for i in config.feature_layers],
         },
     }
+    return {name: value for name, value in entries.items() if value is not None}
