@@ -17,7 +17,7 @@ demo: install
 	@mkdir -p out
 	$(BIN)/spectune tune --target demo --draft lookup --draft demo --draft hybrid \
 		--prompts examples/domains/$(DOMAIN).jsonl --out out/demo-$(DOMAIN).yaml \
-		--max-new-tokens 48 --tune-prompts 12 --holdout-prompts 20
+		--max-new-tokens 48 --tune-prompts 12 --holdout-prompts 20 --budget-min 8
 
 test: install
 	$(BIN)/python -m pytest

@@ -9,8 +9,8 @@ from .predicting import Predictor
 from .progress import Silent
 from .racing import ForcedTrack, contenders
 from .search import MeasuredStudy
-from .shared_study import SharedStudy
-from .sharing import Alone, Workers
+from .search.shared import SharedStudy
+from .search.workers import Alone, Workers
 from .study_files import StudyHome
 from .tracing import Conversation
 

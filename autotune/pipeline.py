@@ -20,9 +20,9 @@ from .probing import probe_drafts
 from .progress import Silent
 from .proving import choose_rungs, prove
 from .report.job_report import report_path, write_job_report
+from .search.workers import FINISH, workers_of
 from .serving import choose_serving
 from .settings import Settings
-from .sharing import FINISH, workers_of
 from .study_files import study_home, study_path
 from .texts import texts_path
 from .tracing import Conversation, flatten, record_answers
@@ -151,7 +151,7 @@ def tune(
         measurements = build_measurements(
             job, costs, predictor, predicted, measured, proof, batches
         )
-        profile = save_all(profile, measurements, home, out)
+        profile = save_all(profile, measurements, home.storage, out)
         workers.keep(FINISH, PROFILE, profile.model_dump(mode="json"))
     kept = {"tune": texts, "holdout": unseen} if keep_text else {}
     write_job_report(job.loaded.tokenizer, profile, measurements, kept, out, progress)

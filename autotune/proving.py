@@ -43,7 +43,6 @@ class Proof:
         times: Their times by prompt, next to plain.
         evidence: Their figures; none if no prompt was measured undisturbed.
         verdicts: The test's results.
-        winner: Index of the first rung proved faster, or None.
         steadily: Seconds by prompt and run, and how steady the machine was.
     """
 
@@ -51,8 +50,12 @@ class Proof:
     times: tuple[PairedTimes, ...]
     evidence: tuple[Evidence, ...]
     verdicts: tuple[Verdict, ...]
-    winner: int | None
     steadily: Steadily[Pairs]
+
+    @property
+    def winner(self) -> int | None:
+        """Index of the first rung proved faster, or None."""
+        return first_proved(self.verdicts)
 
     @property
     def closest(self) -> Verdict:
@@ -123,7 +126,6 @@ def prove(
         tuple(times),
         tuple(evidence),
         tuple(verdicts),
-        first_proved(verdicts),
         steadily.mapped(lambda block: [seconds_of(side) for side in block]),
     )
 

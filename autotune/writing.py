@@ -1,7 +1,7 @@
 """Step 7: the profile and the measurements behind it."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,7 +42,7 @@ from .cost_model import CostModel
 from .holdout import MIN_PROMPTS
 from .progress import Silent
 from .report.job_report import report_path
-from .sharing import FINISH
+from .search.workers import FINISH
 from .study_files import StudyHome, study_path
 from .texts import texts_path
 
@@ -52,7 +52,10 @@ if TYPE_CHECKING:
     from .job import Job
     from .predicting import Predictor
     from .proving import Proof
-    from .sharing import Alone
+    from .search.workers import Alone
+
+Named = Callable[[str], str]
+"""Gives a draft of a job its name in a file."""
 
 N_RUNNERS_UP = 5
 
@@ -159,19 +162,30 @@ def reason(rungs: Sequence[Candidate], proof: "Proof | None") -> str:
     return f"Insufficient evidence, about {n_more} more prompts are needed: {figures}.{machine}"
 
 
-def save_all(profile: Profile, measurements: Measurements, home: StudyHome, out: Path) -> Profile:
+def save_all(
+    profile: Profile, measurements: Measurements, study: str | Path | None, out: Path
+) -> Profile:
     """Write measurements, study and then the profile, each whole or not at all.
 
     Wherever a job is killed, a profile never stands beside the report or the texts of another
     one, and it knows its measurements by their hash.
+
+    Args:
+        profile: What to write.
+        measurements: The figures behind it.
+        study: The journal of a study to lie beside it, the URL of one that lies elsewhere, or None
+            for a job without one: then that of an earlier job goes.
+        out: The profile's file.
 
     Returns:
         The profile as written.
     """
     digest = save_measurements(measurements, measurements_path(out))
     profile = sealed(profile.model_copy(update={"measurements_sha256": digest}))
-    if isinstance(home.storage, Path):
-        home.storage.replace(study_path(out))
+    if isinstance(study, Path):
+        study.replace(study_path(out))
+    elif study is None:
+        study_path(out).unlink(missing_ok=True)
     for earlier in (report_path(out), texts_path(out)):
         earlier.unlink(missing_ok=True)
     save(profile, out)
@@ -194,6 +208,44 @@ def write_theirs(workers: "Alone", out: Path, progress: Silent) -> Profile:
     return profile
 
 
+def scores_of(predicted: Sequence[Candidate], named: Named) -> list[Score]:
+    """Return what every tree was predicted to give."""
+    return [
+        Score(
+            draft=named(c.draft),
+            tree=c.tree,
+            tau=c.prediction.tau,
+            predicted_speedup=c.prediction.decode_speedup,
+        )
+        for c in predicted
+    ]
+
+
+def trees_of(measured: Sequence[Candidate], named: Named) -> list[MeasuredTree]:
+    """Return the speedups of the measured trees, by prompt."""
+    return [
+        MeasuredTree(draft=named(c.draft), tree=c.tree, prompt_ratios=c.ratios)
+        for c in measured
+        if c.ratios
+    ]
+
+
+def holdout_of(proof: "Proof | None", named: Named) -> list[HoldoutTree]:
+    """Return the times of the judged trees, by prompt."""
+    if proof is None:
+        return []
+    return [
+        HoldoutTree(
+            draft=named(rung.draft),
+            tree=rung.tree,
+            plain_ms=[1e3 * seconds for seconds in times.plain_s],
+            speculative_ms=[1e3 * seconds for seconds in times.speculative_s],
+            run_noise=proof.run_noise(i),
+        )
+        for i, (rung, times) in enumerate(zip(proof.rungs, proof.times, strict=True))
+    ]
+
+
 def build_measurements(
     job: "Job",
     costs: CostModel,
@@ -208,32 +260,9 @@ def build_measurements(
     return Measurements(
         latency=[point for name, group in costs.times.items() for point in _points(name, group)],
         rounds=costs.rounds,
-        scores=[
-            Score(
-                draft=c.draft,
-                tree=c.tree,
-                tau=c.prediction.tau,
-                predicted_speedup=c.prediction.decode_speedup,
-            )
-            for c in predicted
-        ],
-        measured=[
-            MeasuredTree(draft=c.draft, tree=c.tree, prompt_ratios=c.ratios)
-            for c in measured
-            if c.ratios
-        ],
-        holdout=[
-            HoldoutTree(
-                draft=rung.draft,
-                tree=rung.tree,
-                plain_ms=[1e3 * seconds for seconds in times.plain_s],
-                speculative_ms=[1e3 * seconds for seconds in times.speculative_s],
-                run_noise=proof.run_noise(i),
-            )
-            for i, (rung, times) in enumerate(zip(proof.rungs, proof.times, strict=True))
-        ]
-        if proof
-        else (),
+        scores=scores_of(predicted, str),
+        measured=trees_of(measured, str),
+        holdout=holdout_of(proof, str),
         batches=batches.runs,
         acceptance=predictor.acceptance(looked_at),
         drafts=[

@@ -19,10 +19,10 @@ from common import conditions, parser, publish, say, table
 from decision_records import COMMITTED, Floats, Records, extract, load, records_of
 from scipy import stats
 
+from autotune.candidates import Candidate
 from autotune.cost_model import Prediction
 from autotune.holdout import first_proved, judge, measure_block, paired
 from autotune.proving import choose_rungs
-from autotune.search import Candidate
 from autotune.settings import Settings
 from profiles import TreeConfig
 

@@ -11,7 +11,10 @@ FORBIDDEN = {
     "engine": {"autotune", "optuna"},
     "autotune": {"optuna"},
 }
-EXCEPTIONS = {(f"autotune/{name}.py", "optuna") for name in ("search", "sharing", "shared_study")}
+EXCEPTIONS = {
+    (f"autotune/search/{name}.py", "optuna")
+    for name in ("measured", "shared", "storage", "workers")
+}
 
 
 @pytest.mark.parametrize("package", FORBIDDEN)

@@ -19,12 +19,13 @@ import pytest
 import torch
 from optuna.trial import TrialState
 
-import autotune.sharing
+import autotune.search.workers
 from autotune.candidates import PLAIN_PREDICTION, Candidate
 from autotune.progress import Silent
+from autotune.search.shared import SharedStudy
+from autotune.search.storage import open_storage
+from autotune.search.workers import FINISH, Alone, Workers, workers_of
 from autotune.serving_engines.client import free_port
-from autotune.shared_study import SharedStudy
-from autotune.sharing import FINISH, Alone, Workers, workers_of
 from autotune.space import SearchSpace
 from autotune.study_files import StudyHome, study_home
 from pairs import save_noisy_copy, save_target, write_prompts
@@ -158,7 +159,7 @@ def start_worker(folders: dict[str, str], out: Path, **options: Any) -> "subproc
 
 def wait_for_race(url: str, name: str) -> int:
     """Return the process that races a tree, with some times measured and others to come."""
-    storage = optuna.storages.RDBStorage(url)
+    storage = open_storage(url)
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         try:
@@ -194,7 +195,7 @@ def test_three_workers_one_of_them_killed_give_what_one_alone_does(
     for worker in (single, *workers):
         assert worker.returncode == (-signal.SIGKILL if worker.pid == killed else 0), told
 
-    trials = optuna.load_study(study_name="shared", storage=postgresql).trials
+    trials = optuna.load_study(study_name="shared", storage=open_storage(postgresql)).trials
     measured = Counter(t.user_attrs["tree"] + t.params["draft"] for t in trials if outcome(t))
     assert len(measured) == N_TRIALS, "none is lost"
     assert set(measured.values()) == {1}, "none is measured twice"
@@ -205,7 +206,7 @@ def test_three_workers_one_of_them_killed_give_what_one_alone_does(
     others = {t.user_attrs["worker"]["pid"] for t in trials if outcome(t)}
     assert others & {worker.pid for worker in workers if worker.pid != killed}
 
-    steps = optuna.load_study(study_name="shared.steps", storage=postgresql).trials
+    steps = optuna.load_study(study_name="shared.steps", storage=open_storage(postgresql)).trials
     done = Counter(t.user_attrs["step"] for t in steps if t.state == TrialState.COMPLETE)
     assert done == {"describe": 1, "queue": 1, FINISH: 1}
 
@@ -245,8 +246,8 @@ def home(tmp_path: Path) -> StudyHome:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autotune.sharing, "POLL_S", 0.02)
-    monkeypatch.setattr("autotune.shared_study.POLL_S", 0.02)
+    monkeypatch.setattr(autotune.search.workers, "POLL_S", 0.02)
+    monkeypatch.setattr("autotune.search.shared.POLL_S", 0.02)
 
 
 @pytest.mark.filterwarnings("ignore")  # threads do not share what is caught
@@ -290,11 +291,13 @@ def test_a_step_of_a_worker_that_is_gone_is_taken_over(
     home: StudyHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = Workers(home, Silent())
-    monkeypatch.setattr(autotune.sharing, "_worker", lambda: {"host": "x", "pid": 1, "started": 0})
+    monkeypatch.setattr(
+        autotune.search.workers, "this_worker", lambda: {"host": "x", "pid": 1, "started": 0}
+    )
     gone._begin("a", {})
     monkeypatch.undo()
     monkeypatch.setattr(
-        autotune.sharing, "_is_alive", lambda t: t.user_attrs["worker"]["pid"] != 1
+        autotune.search.workers, "is_alive", lambda t: t.user_attrs["worker"]["pid"] != 1
     )
     with Workers(home, Silent()).once("a") as mine:
         assert mine
@@ -412,7 +415,7 @@ def test_a_space_of_one_tree_ends_the_search_of_all(
     home: StudyHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr("autotune.search.MAX_REPEATS", 3)
+    monkeypatch.setattr("autotune.search.measured.MAX_REPEATS", 3)
     spaces = {"lookup": SearchSpace(1, 1, 1, 1)}
     study = SharedStudy(
         Workers(home, Silent()),

@@ -8,8 +8,6 @@ import numpy as np
 import optuna
 import psutil
 import pytest
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from autotune.candidates import (
@@ -24,6 +22,7 @@ from autotune.cost_model import Prediction
 from autotune.proving import choose_rungs
 from autotune.racing import ENOUGH_PROMPTS, MIN_PROMPTS, contenders
 from autotune.search import MeasuredStudy
+from autotune.search.storage import open_storage
 from autotune.space import SearchSpace
 from autotune.study_files import without_password
 from profiles import PLAIN, TreeConfig
@@ -267,9 +266,8 @@ def test_leaders_are_no_neighbours_and_the_best_chain_and_shallow_tree_are_found
     assert best_chain([]) is None
 
 
-def loaded(path: Path, name: str = "test") -> optuna.Study:
-    storage = JournalStorage(JournalFileBackend(str(path)))
-    return optuna.load_study(study_name=name, storage=storage)
+def loaded(storage: Path | str, name: str = "test") -> optuna.Study:
+    return optuna.load_study(study_name=name, storage=open_storage(storage))
 
 
 def test_the_study_is_a_journal_file_that_optuna_reads(tmp_path: Path) -> None:
@@ -360,19 +358,14 @@ def test_a_finished_study_goes_on_to_the_asked_total_without_repeats(storage: Pa
 
 
 def states(storage: Path | str) -> Counter[str]:
-    found = (
-        loaded(storage)
-        if isinstance(storage, Path)
-        else optuna.load_study(study_name="test", storage=storage)
-    )
-    return Counter(trial.state.name for trial in found.trials)
+    return Counter(trial.state.name for trial in loaded(storage).trials)
 
 
 def as_if_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every worker so far be another process, one that has ended."""
     alive = psutil.Process
-    monkeypatch.setattr("autotune.search.psutil.pid_exists", lambda pid: False)
-    monkeypatch.setattr("autotune.search.psutil.Process", alive)
+    monkeypatch.setattr("autotune.search.storage.psutil.pid_exists", lambda pid: False)
+    monkeypatch.setattr("autotune.search.storage.psutil.Process", alive)
 
 
 def test_a_stopped_race_goes_on_where_it_was(

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from autotune.candidates import Candidate
 from autotune.cost_model import Prediction
-from autotune.search import Candidate
 from autotune.serving import fixed_serving, limits_of, longest_context
 from autotune.space import SearchSpace
 from profiles import CostModelSummary, CostTable, TreeConfig

@@ -16,17 +16,15 @@ from profiles import (
     Profile,
     check_writable,
     measurements_path,
-    save,
-    save_measurements,
-    sealed,
 )
 
 from ..plan import Plan, Stopwatch
 from ..proving import Proof, choose_rungs
 from ..report.job_report import report_path, write_job_report
 from ..steady import noise_of, noise_warning
-from ..study_files import study_home, study_path
+from ..study_files import study_home
 from ..texts import texts_path
+from ..writing import save_all
 from .interface import Served, ServingEngine
 from .job import ServerJob, prepare, start
 from .planning import plan_of
@@ -121,11 +119,7 @@ def tune_server(
             job, measured, predicted, rungs, proof, noise, out, took
         )
         measurements = build_server_measurements(job, measured, predicted, proof)
-        digest = save_measurements(measurements, measurements_path(out))
-        profile = sealed(profile.model_copy(update={"measurements_sha256": digest}))
-        for earlier in (study_path(out), report_path(out), texts_path(out)):
-            earlier.unlink(missing_ok=True)
-        save(profile, out)
+        profile = save_all(profile, measurements, None, out)
     shutil.rmtree(logs, ignore_errors=True)
     kept = {"tune": texts, "holdout": unseen} if keep_text else {}
     write_job_report(job.target.tokenizer, profile, measurements, kept, out, progress)

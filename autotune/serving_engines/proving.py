@@ -11,7 +11,7 @@ from engine.trace import Trace
 from profiles import Evidence, Speedup
 
 from ..candidates import Candidate
-from ..holdout import Pairs, Verdict, first_proved, judge, paired, run_order
+from ..holdout import Pairs, Verdict, judge, paired, run_order
 from ..progress import Silent, Tick
 from ..proving import Proof
 from ..steady import Steadily, measure_steadily
@@ -79,7 +79,6 @@ def prove(
         tuple(times),
         tuple(evidence),
         tuple(verdicts),
-        first_proved(verdicts),
         by_unit,
     )
 

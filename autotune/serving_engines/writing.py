@@ -10,14 +10,11 @@ from profiles import (
     Alternative,
     Domain,
     DraftRef,
-    HoldoutTree,
     JobSummary,
-    MeasuredTree,
     Measurements,
     Noise,
     Profile,
     RunnerUp,
-    Score,
     SearchSummary,
     ServerRun,
     draft_name,
@@ -28,7 +25,7 @@ from profiles.times import now
 
 from ..candidates import Candidate
 from ..proving import Proof
-from ..writing import N_RUNNERS_UP, reason
+from ..writing import N_RUNNERS_UP, holdout_of, reason, scores_of, trees_of
 from .job import ServerJob
 from .lengths import Family
 
@@ -107,33 +104,14 @@ def build_server_measurements(
 ) -> Measurements:
     """Return the figures behind a profile: times and counts, no text."""
     refs = {family.draft: family.ref for family in job.families}
+
+    def named(draft: str) -> str:
+        return _name(draft, refs)
+
     return Measurements(
-        scores=[
-            Score(
-                draft=_name(c.draft, refs),
-                tree=c.tree,
-                tau=c.prediction.tau,
-                predicted_speedup=c.prediction.decode_speedup,
-            )
-            for c in predicted
-        ],
-        measured=[
-            MeasuredTree(draft=_name(c.draft, refs), tree=c.tree, prompt_ratios=c.ratios)
-            for c in measured
-            if c.ratios
-        ],
-        holdout=[
-            HoldoutTree(
-                draft=_name(rung.draft, refs),
-                tree=rung.tree,
-                plain_ms=[1e3 * seconds for seconds in times.plain_s],
-                speculative_ms=[1e3 * seconds for seconds in times.speculative_s],
-                run_noise=proof.run_noise(i),
-            )
-            for i, (rung, times) in enumerate(zip(proof.rungs, proof.times, strict=True))
-        ]
-        if proof
-        else (),
+        scores=scores_of(predicted, named),
+        measured=trees_of(measured, named),
+        holdout=holdout_of(proof, named),
         acceptance=[_acceptance(family, refs) for family in job.families if family.known],
     )
 

@@ -12,10 +12,11 @@ import optuna
 import torch
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from .candidates import Candidate
-from .racing import Track
-from .search import MeasuredStudy, Point, _is_alive, _quietly, _TrialRunner
-from .sharing import POLL_S, Workers
+from ..candidates import Candidate
+from ..racing import Track
+from .measured import MeasuredStudy, Point, TrialRunner
+from .storage import is_alive, quietly
+from .workers import POLL_S, Workers
 
 N_SHARED = 3
 """Trees that a worker takes at once: it races them side by side, with one plain run for all."""
@@ -56,7 +57,7 @@ class SharedStudy(MeasuredStudy):
                 n_free = n_trials - len(self._measured) - len(others)
                 batch = self._ask(min(N_SHARED, n_free))
                 runners = {
-                    point: _TrialRunner(trial, *point, stays=point in staying)
+                    point: TrialRunner(trial, *point, stays=point in staying)
                     for point, trial in batch.items()
                 }
                 if runners:
@@ -76,7 +77,7 @@ class SharedStudy(MeasuredStudy):
             load_if_exists=True,
             pruner=optuna.pruners.NopPruner(),
         )
-        with _quietly():
+        with quietly():
             study.sampler = optuna.samplers.TPESampler(n_startup_trials=0, constant_liar=True)
         return study
 
@@ -98,7 +99,7 @@ class SharedStudy(MeasuredStudy):
         Returns:
             What others are measuring now.
         """
-        with _quietly():
+        with quietly():
             optuna.storages.fail_stale_trials(self._study)
         for trial in self._study.get_trials(deepcopy=False):
             if trial.state == TrialState.RUNNING and not self._runs(trial):
@@ -130,7 +131,7 @@ class SharedStudy(MeasuredStudy):
         if trial.state != TrialState.RUNNING:
             return False
         if "worker" in trial.user_attrs:
-            return _is_alive(trial)
+            return is_alive(trial)
         seen = self._nameless.setdefault(trial.number, time.monotonic())
         return time.monotonic() - seen < NAMELESS_S
 

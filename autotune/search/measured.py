@@ -1,32 +1,32 @@
 """The measured study: trees timed on the device, kept in an Optuna study that can be resumed.
 
-The only module that imports optuna. A prediction decides what is measured, never what wins.
+A prediction decides what is measured, never what wins.
 """
 
-import os
-import platform
-import threading
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import optuna
-import psutil
-from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend
-from optuna.trial import FrozenTrial, Trial, TrialState
-from sqlalchemy.exc import SQLAlchemyError
+from optuna.storages import BaseStorage
+from optuna.trial import Trial, TrialState
 
 from profiles import TreeConfig
-from profiles.errors import SpectuneError
 
-from .candidates import PLAIN_PREDICTION, Candidate
-from .cost_model import Prediction
-from .racing import Runner, Track, race
-from .space import SearchSpace
-from .study_files import without_password
+from ..candidates import PLAIN_PREDICTION, Candidate
+from ..cost_model import Prediction
+from ..racing import Runner, Track, race
+from ..space import SearchSpace
+from .storage import (
+    FAILED,
+    UNUSABLE,
+    explained,
+    is_alive,
+    open_storage,
+    quietly,
+    signs_of_life,
+    this_worker,
+)
 
 MAX_REPEATS = 50
 """Proposals that were measured before or do not fit, after which a search ends early."""
@@ -34,16 +34,7 @@ MAX_REPEATS = 50
 N_PROPOSALS = 3
 """Trees that Optuna proposes for one race."""
 
-HEARTBEAT_S = 60
-"""Seconds between the signs of life that a job gives in a database."""
-
 Point = tuple[str, TreeConfig]
-
-_FAILED = (OSError, SQLAlchemyError, optuna.exceptions.StorageInternalError)
-"""What a storage raises that was there."""
-
-_UNUSABLE = (*_FAILED, ValueError, ImportError)
-"""What opening one raises."""
 
 
 class MeasuredStudy:
@@ -79,8 +70,8 @@ class MeasuredStudy:
         self._predict = predict
         self._seed = seed
         self._where = storage
-        with _explained(storage, *_UNUSABLE):
-            self._storage = _open(storage)
+        with explained(storage, *UNUSABLE):
+            self._storage = open_storage(storage)
             self._study = self._open_study(name, resume)
             self.differences = _differences(self._storage, self._study, facts or {})
             for key, value in (facts or {}).items():
@@ -127,7 +118,7 @@ class MeasuredStudy:
         Raises:
             SpectuneError: The storage has failed, e.g. since its disk is full.
         """
-        with _explained(self._where, *_FAILED):
+        with explained(self._where, *FAILED):
             return self._run(first, track, n_trials, stay)
 
     def _run(
@@ -144,7 +135,7 @@ class MeasuredStudy:
             if not batch:
                 break
             runners = {
-                point: _TrialRunner(trial, *point, stays=point in staying)
+                point: TrialRunner(trial, *point, stays=point in staying)
                 for point, trial in batch.items()
             }
             self._race(runners, track)
@@ -163,9 +154,9 @@ class MeasuredStudy:
         batch: dict[Point, Trial] = {}
         n_repeats = 0
         while len(batch) < n and n_repeats < MAX_REPEATS:
-            with _quietly():
+            with quietly():
                 trial = self._study.ask()
-            trial.set_user_attr("worker", _worker())
+            trial.set_user_attr("worker", this_worker())
             point = self._proposal(trial)
             if not self._spaces[point[0]].contains(point[1]):  # it would not fit the memory
                 n_repeats += 1
@@ -185,7 +176,7 @@ class MeasuredStudy:
                 self._study.tell(trial, state=TrialState.FAIL)
         return batch
 
-    def _race(self, runners: "Mapping[Point, _TrialRunner]", track: Track) -> None:
+    def _race(self, runners: "Mapping[Point, TrialRunner]", track: Track) -> None:
         """Race the trees of a batch and tell Optuna how each ended."""
         for point, runner in runners.items():
             for prompt, ratio in self._begun.pop(point, {}).items():
@@ -195,13 +186,13 @@ class MeasuredStudy:
                     runner.report(prompt, 1.0)
                 runner.stays = True
         rivals = [dict(enumerate(c.ratios)) for c in self._measured.values() if c.speedup]
-        with _signs_of_life(self._storage, [runner.trial for runner in runners.values()]):
+        with signs_of_life(self._storage, [runner.trial for runner in runners.values()]):
             race(track, list(runners.values()), rivals, self._seed)
         for point, runner in runners.items():
             self._end(runner)
             self._measured[point] = self._candidate(*point, runner.ratios, runner.state)
 
-    def _end(self, runner: "_TrialRunner") -> None:
+    def _end(self, runner: "TrialRunner") -> None:
         runner.trial.set_user_attr("outcome", runner.state)
         runner.trial.set_user_attr("prompts", len(runner.ratios))
         if runner.state == "finished":
@@ -224,10 +215,10 @@ class MeasuredStudy:
 
         Their times are kept: the trees are measured on from where they were.
         """
-        with _quietly():
+        with quietly():
             optuna.storages.fail_stale_trials(self._study)
         for trial in self._study.get_trials(deepcopy=False):
-            if trial.state == TrialState.RUNNING and not _is_alive(trial):
+            if trial.state == TrialState.RUNNING and not is_alive(trial):
                 self._study.tell(trial.number, state=TrialState.FAIL)
             elif trial.state in (TrialState.RUNNING, TrialState.WAITING):
                 continue
@@ -272,7 +263,7 @@ class MeasuredStudy:
         trial.set_user_attr("predicted_decode_speedup", prediction.decode_speedup)
 
 
-class _TrialRunner(Runner):
+class TrialRunner(Runner):
     """A tree in a race whose ratios go into its trial as they come."""
 
     def __init__(self, trial: Trial, draft: str, tree: TreeConfig, stays: bool) -> None:
@@ -283,17 +274,6 @@ class _TrialRunner(Runner):
         """Take note of the speedup on a prompt."""
         super().report(prompt, ratio)
         self.trial.report(ratio, step=prompt)
-
-
-def _open(storage: str | Path | None) -> BaseStorage:
-    if storage is None:
-        return InMemoryStorage()
-    if isinstance(storage, str) and "://" in storage:
-        with _quietly():
-            return RDBStorage(
-                storage, heartbeat_interval=HEARTBEAT_S, grace_period=3 * HEARTBEAT_S
-            )
-    return JournalStorage(JournalFileBackend(str(storage)))
 
 
 def _create(storage: BaseStorage, name: str, seed: int, resume: bool) -> optuna.Study:
@@ -322,69 +302,3 @@ def _differences(storage: BaseStorage, study: optuna.Study, facts: Mapping[str, 
         return []
     known = max(others, key=lambda other: other._study_id).user_attrs
     return [name for name, value in facts.items() if known.get(name) != value]
-
-
-def _worker() -> dict[str, Any]:
-    """Return what tells this process from any other, on any machine."""
-    process = psutil.Process()
-    return {"host": platform.node(), "pid": os.getpid(), "started": process.create_time()}
-
-
-def _is_alive(trial: FrozenTrial) -> bool:
-    """Tell whether the job that runs a trial may still be there; on other machines it may."""
-    worker = trial.user_attrs.get("worker")
-    if worker is None or worker["host"] != platform.node():
-        return worker is not None
-    if not psutil.pid_exists(worker["pid"]):
-        return False
-    process = psutil.Process(worker["pid"])
-    if process.status() == psutil.STATUS_ZOMBIE:  # killed, and its parent has not looked yet
-        return False
-    return bool(process.create_time() == worker["started"])
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Use what Optuna calls experimental without its saying so to our users."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        warnings.filterwarnings("ignore", "Heartbeat of storage")  # `_signs_of_life` sends them
-        yield
-
-
-@contextmanager
-def _signs_of_life(storage: BaseStorage, trials: Sequence[Trial]) -> Iterator[None]:
-    """Tell a database now and then that these trials are being worked on."""
-    if not isinstance(storage, RDBStorage):
-        yield
-        return
-    ended = threading.Event()
-
-    def beat() -> None:
-        while True:
-            for trial in trials:
-                storage.record_heartbeat(trial._trial_id)
-            if ended.wait(HEARTBEAT_S):
-                return
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-@contextmanager
-def _explained(storage: str | Path | None, *errors: type[Exception]) -> Iterator[None]:
-    """Turn what goes wrong with a storage into one sentence, without its password."""
-    try:
-        yield
-    except errors as error:
-        why = getattr(error, "strerror", None) or type(error).__name__
-        raise SpectuneError(
-            "the storage of the study must be a database or a journal file that can be written, "
-            f"but {without_password(str(storage))} cannot be used ({why}); check it, its disk and "
-            "the driver it needs"
-        ) from None

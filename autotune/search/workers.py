@@ -25,17 +25,17 @@ from profiles import Device
 from profiles.errors import UsageError
 from profiles.match import same_device
 
-from .progress import Silent
-from .search import (
-    _UNUSABLE,
-    _explained,
-    _is_alive,
-    _open,
-    _quietly,
-    _signs_of_life,
-    _worker,
+from ..progress import Silent
+from ..study_files import StudyHome
+from .storage import (
+    UNUSABLE,
+    explained,
+    is_alive,
+    open_storage,
+    quietly,
+    signs_of_life,
+    this_worker,
 )
-from .study_files import StudyHome
 
 POLL_S = 1.0
 """Seconds between looks at what other workers do."""
@@ -86,7 +86,7 @@ class Workers(Alone):
         self._home, self._progress = home, progress
         self._token = uuid.uuid4().hex
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        with _explained(home.storage, *_UNUSABLE), _quietly():
+        with explained(home.storage, *UNUSABLE), quietly():
             self._storage = _open_together(home.storage)
             self._steps = optuna.create_study(
                 study_name=f"{home.study}.steps", storage=self._storage, load_if_exists=True
@@ -130,13 +130,13 @@ class Workers(Alone):
             step: Its name.
             notes: Kept with the step.
         """
-        with _explained(self._home.storage, *_UNUSABLE):
+        with explained(self._home.storage, *UNUSABLE):
             mine = self._claim(step, notes or {})
         if mine is None:
             yield False
             return
         try:
-            with _signs_of_life(self._storage, [mine]):  # type: ignore[list-item]
+            with signs_of_life(self._storage, [mine]):  # type: ignore[list-item]
                 yield True
         except BaseException:
             self._storage.set_trial_state_values(mine._trial_id, TrialState.FAIL)
@@ -174,7 +174,7 @@ class Workers(Alone):
             trials = self._of(step)
             if any(trial.state == TrialState.COMPLETE for trial in trials):
                 return None
-            running = [t for t in trials if t.state == TrialState.RUNNING and _is_alive(t)]
+            running = [t for t in trials if t.state == TrialState.RUNNING and is_alive(t)]
             if not running:
                 self._begin(step, notes)
                 continue
@@ -190,12 +190,12 @@ class Workers(Alone):
             time.sleep(POLL_S)
 
     def _begin(self, step: str, notes: Mapping[str, Any]) -> None:
-        attributes = {"step": step, "token": self._token, "worker": _worker(), **notes}
+        attributes = {"step": step, "token": self._token, "worker": this_worker(), **notes}
         self._steps.add_trial(create_trial(state=TrialState.RUNNING, user_attrs=attributes))
 
     def _of(self, step: str) -> list[FrozenTrial]:
         """Return the trials of a step, oldest first; those of machines that fell silent fail."""
-        with _quietly():
+        with quietly():
             optuna.storages.fail_stale_trials(self._steps)
         trials = self._steps.get_trials(deepcopy=False)
         return [trial for trial in trials if trial.user_attrs.get("step") == step]
@@ -220,12 +220,12 @@ def _open_together(storage: str | Path) -> BaseStorage:
     """
     for _ in range(N_OPENINGS):
         try:
-            return _open(storage)
+            return open_storage(storage)
         except (IntegrityError, OperationalError, ProgrammingError) as error:
             if not any(words in str(error) for words in ("already exists", "duplicate key")):
                 raise
             time.sleep(POLL_S)
-    return _open(storage)
+    return open_storage(storage)
 
 
 def _same(name: str, theirs: Any, ours: Any) -> bool:
