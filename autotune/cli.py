@@ -14,11 +14,15 @@ from . import check_command, commands, export_command
 from .bench import command as bench_command
 from .console import print_whatever_comes, printable, tell
 from .report import command as show_command
+from .settings import Settings
 from .what_if import command as what_if_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 done, 1 failed, 2 wrong usage."""
+    """Run the command line and return its exit code.
+
+    0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C.
+    """
     print_whatever_comes()
     arguments = parser().parse_args(argv)
     try:
@@ -27,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         tell(f"spectune: {error}")
         return error.exit_code
     except KeyboardInterrupt:
-        tell("spectune: stopped; no profile was written")
+        was_tuning = arguments.command is commands.tune
+        tell("spectune: stopped" + "; no profile was written" * was_tuning)
         return 130
     except BrokenPipeError:  # the reader of our output went away
         sys.stderr.close()
@@ -54,9 +59,12 @@ def parser() -> argparse.ArgumentParser:
         prog="spectune",
         description="Find the draft tree that makes speculative decoding fastest on this device, "
         "for these models and prompts, and prove that it is faster than plain decoding.",
+        epilog="Begin with `tune`: it writes a profile, which the other commands read. `spectune "
+        "COMMAND --help` lists the options of a command. Exit codes: 0 done, 1 "
+        "failed, 2 wrong usage, 130 stopped by Ctrl-C.",
     )
     top.add_argument("--version", action="version", version=f"spectune {version('spectune')}")
-    subparsers: Any = top.add_subparsers(required=True, metavar="COMMAND")
+    subparsers: Any = top.add_subparsers(required=True, title="commands", metavar="COMMAND")
     for add in (_add_tune, _add_run, _add_bench, show_command.add_parser):
         add(subparsers)
     check_command.add_parser(subparsers)
@@ -78,14 +86,17 @@ def _add_tune(subparsers: Subparsers) -> None:
     text = "Find and prove the fastest draft tree, and write it as a profile."
     command = _command(subparsers, "tune", text, commands.tune)
     command.add_argument(
-        "--target", required=True, help="`demo`, a folder, a hub id or a .gguf file"
+        "--target",
+        required=True,
+        help="the model to speed up: `demo`, a folder, a hub id (org/name) or a .gguf file",
     )
     command.add_argument(
         "--draft",
         action="append",
-        help="`lookup` (the default), `suffix`, `demo`, the folder or hub id of an EAGLE-3 head "
-        "or small model, or `hybrid` beside one of these; may be given several times, the best "
-        "one is taken",
+        help="what guesses its tokens: `lookup` (the default) or `suffix`, which need no model, "
+        "`demo`, the folder or hub id of an EAGLE-3 head or a small model, or `hybrid`, which "
+        "joins every head or small model given beside it with suffix; may be given several times, "
+        "the best one is taken",
     )
     command.add_argument(
         "--history",
@@ -94,14 +105,24 @@ def _add_tune(subparsers: Subparsers) -> None:
         metavar="N",
         help="tokens of earlier answers that suffix and hybrid drafts look in (default: 0)",
     )
-    command.add_argument("--prompts", required=True, type=Path, help="the domain sample")
-    command.add_argument("--domain", help="its name (default: the file's name)")
+    command.add_argument(
+        "--prompts",
+        required=True,
+        type=Path,
+        help="a file of prompts like those to come: .jsonl, .json, .txt (one a line), .csv or "
+        ".parquet",
+    )
+    command.add_argument("--domain", help="a name for these prompts (default: the file's name)")
     command.add_argument(
         "--out", type=Path, help="profile to write (default: spectune-DOMAIN.yaml)"
     )
-    command.add_argument("--dry-run", action="store_true", help="print the plan and stop")
     command.add_argument(
-        "--quick", action="store_true", help="fewer prompts: a shorter job with wider intervals"
+        "--dry-run", action="store_true", help="print how long the job would take, and stop"
+    )
+    command.add_argument(
+        "--quick",
+        action="store_true",
+        help="fewer prompts, shorter answers, fewer trees: a short job that proves less",
     )
     command.add_argument(
         "--budget-min",
@@ -113,13 +134,17 @@ def _add_tune(subparsers: Subparsers) -> None:
         "a serving engine", "instead of our own: its servers are started, measured and ended"
     )
     serving.add_argument(
-        "--backend", choices=["spectune", "vllm"], default="spectune", help="default: spectune"
+        "--backend",
+        choices=["spectune", "vllm"],
+        default="spectune",
+        help="the engine to tune (default: spectune, our own)",
     )
     serving.add_argument(
         "--backend-python",
         type=Path,
         metavar="PYTHON",
-        help="Python of the environment it is installed in (default: $SPECTUNE_VLLM_PYTHON)",
+        help="Python of the environment it is installed in (default: $SPECTUNE_VLLM_PYTHON, "
+        "else this Python)",
     )
     serving.add_argument(
         "--backend-args",
@@ -132,23 +157,26 @@ def _add_tune(subparsers: Subparsers) -> None:
         "--concurrency", type=int, metavar="N", help="requests served at once (default: 1)"
     )
     command.add_argument(
-        "--storage", help="Optuna URL of the study (default: a journal file beside the profile)"
+        "--storage",
+        metavar="URL",
+        help="database for the search's record, as an Optuna URL (default: a file beside the "
+        "profile)",
     )
     command.add_argument(
         "--study",
         metavar="NAME",
-        help="name of a study in --storage to share: run the same command on several machines or "
+        help="name of a search in --storage to share: run the same command on several machines or "
         "GPUs of one kind, and each measures a part of it",
     )
     command.add_argument(
         "--resume",
         action="store_true",
-        help="go on with the study of a stopped job, or, with more --trials, of a finished one",
+        help="go on with the search of a stopped job, or, with more --trials, of a finished one",
     )
     command.add_argument(
         "--engine-space",
         choices=sorted(ENGINE_SPACES),
-        help="propose only trees that this engine can run",
+        help="take only drafts and trees that this engine can run",
     )
     command.add_argument(
         "--batch-sizes",
@@ -158,16 +186,22 @@ def _add_tune(subparsers: Subparsers) -> None:
         "(default: 1)",
     )
     _add_device(command)
-    for name, text in (
-        ("tune-prompts", "prompts to search on"),
-        ("holdout-prompts", "prompts to prove the result on"),
-        ("max-new-tokens", "tokens per answer"),
-        ("max-prompt-tokens", "longer prompts are skipped"),
-        ("trials", "trees to measure"),
-        ("max-nodes", "most nodes verified per round"),
-        ("max-depth", "deepest tree of a head or a small model"),
+    for name, field, text in (
+        ("tune-prompts", "n_tune", "prompts to search on"),
+        ("holdout-prompts", "n_holdout", "other prompts, to prove the result on"),
+        ("max-new-tokens", "max_new_tokens", "most tokens of an answer"),
+        ("max-prompt-tokens", "max_prompt_tokens", "longer prompts are skipped"),
+        ("trials", "n_trials", "trees to measure, plain decoding counted as one"),
+        ("max-nodes", "max_nodes", "most nodes of a tree: tokens guessed per round"),
+        (
+            "max-depth",
+            "max_depth",
+            "deepest tree of a head or a small model: tokens guessed ahead",
+        ),
     ):
-        command.add_argument(f"--{name}", type=int, metavar="N", help=text)
+        command.add_argument(
+            f"--{name}", type=int, metavar="N", help=f"{text} ({_defaults(field)})"
+        )
     command.add_argument("--seed", type=int, default=0, help="seed of the whole job (default: 0)")
     _add_sampling(command, "greedy")
     command.add_argument("--raw", action="store_true", help="leave out the chat template")
@@ -177,6 +211,12 @@ def _add_tune(subparsers: Subparsers) -> None:
         help="keep prompts and answers: all in NAME.texts.jsonl, a few in the report, both "
         "readable by you alone",
     )
+
+
+def _defaults(field: str) -> str:
+    """Return the default of a setting, and that of `--quick` where it is another."""
+    usual, quick = getattr(Settings(), field), getattr(Settings.quick(), field)
+    return f"default: {usual}" + (f", {quick} with --quick" if quick != usual else "")
 
 
 def _whole_numbers(text: str) -> tuple[int, ...]:
@@ -190,7 +230,7 @@ _whole_numbers.__name__ = "list of whole numbers"  # as argparse calls what it e
 def _add_run(subparsers: Subparsers) -> None:
     text = "Decode prompts with a profile."
     command = _command(subparsers, "run", text, commands.run)
-    command.add_argument("profile", type=Path)
+    command.add_argument("profile", type=Path, help="the YAML file that `tune` wrote")
     source = command.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", help="one prompt")
     source.add_argument("--prompts", type=Path, help="a file of prompts")
@@ -201,15 +241,33 @@ def _add_run(subparsers: Subparsers) -> None:
         help="decode the first turn of every prompt plainly and with the profile, interleaved, "
         "and print both speeds",
     )
-    command.add_argument("--max-new-tokens", type=int, default=256, metavar="N")
-    command.add_argument("--stop", action="append", default=[], help="a text that ends the answer")
-    command.add_argument("--seed", type=int, default=0)
+    command.add_argument(
+        "--max-new-tokens",
+        type=int,
+        default=256,
+        metavar="N",
+        help="most tokens of an answer (default: 256)",
+    )
+    command.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        help="a text that ends the answer; may be given several times",
+    )
+    command.add_argument("--seed", type=int, default=0, help="seed of sampling (default: 0)")
     command.add_argument("--limit", type=int, metavar="N", help="use the first N prompts only")
     command.add_argument(
         "--trust", action="store_true", help="use the tree though the profile does not fit here"
     )
-    command.add_argument("--raw", action="store_true", help="leave out the chat template")
-    command.add_argument("--device", help="default: like the one the profile was made on")
+    command.add_argument(
+        "--raw",
+        action="store_true",
+        help="leave out the chat template (default: as when the profile was made)",
+    )
+    command.add_argument(
+        "--device", help="cpu, cuda, cuda:1 or mps (default: like the one the profile was made on)"
+    )
+    _add_remote_code(command)
     _add_sampling(command, "as in the profile")
 
 
@@ -220,13 +278,24 @@ def _add_bench(subparsers: Subparsers) -> None:
 
 
 def _add_device(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps")
     command.add_argument(
-        "--dtype", default="auto", help="auto, float32, bfloat16, float16 or float64"
+        "--device",
+        default="auto",
+        help="auto (the first GPU, else the CPU), cpu, cuda, cuda:1 or mps",
+    )
+    command.add_argument(
+        "--dtype",
+        default="auto",
+        help="auto (the fastest that the device computes in), float32, bfloat16, float16 or "
+        "float64",
     )
     command.add_argument(
         "--threads", type=int, metavar="N", help="CPU threads (default: torch's choice)"
     )
+    _add_remote_code(command)
+
+
+def _add_remote_code(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--trust-remote-code", action="store_true", help="run the code a checkpoint brings"
     )

@@ -109,6 +109,7 @@ def run(arguments: argparse.Namespace) -> None:
             device=arguments.device,
             sampling=_sampling(arguments, profile.sampling),
             trust=arguments.trust,
+            trust_remote_code=arguments.trust_remote_code,
         )
     _note_differences(profile, decoder)
     prompts = _prompts(arguments)

@@ -51,6 +51,14 @@ FLOORS = {
 }
 """The least a budget can cut each count to."""
 
+WORDS = {
+    **{"n_holdout": "prompts held out", "n_tune": "prompts to search on"},
+    **{"n_replay": "of these to replay trees on", "n_race": "of these to time trees on"},
+    **{"n_trials": "trees to measure", "n_probe_rounds": "rounds timed for each price"},
+    **{"max_new_tokens": "tokens of an answer"},
+}
+"""The counts in words for people."""
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -180,8 +188,8 @@ def agree(
 
 def cuts(before: Settings, after: Settings) -> str | None:
     """Return what a budget has cut, in words; None if nothing."""
-    changed = (name for name in FLOORS if getattr(after, name) != getattr(before, name))
-    texts = [f"{n} {getattr(after, n)} instead of {getattr(before, n)}" for n in changed]
+    changed = (name for name in WORDS if getattr(after, name) != getattr(before, name))
+    texts = [f"{getattr(after, n)} {WORDS[n]} instead of {getattr(before, n)}" for n in changed]
     return ", ".join(texts) or None
 
 

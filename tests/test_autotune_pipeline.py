@@ -496,7 +496,8 @@ def test_a_budget_cuts_the_job_and_the_profile_says_so(
     assert cut.sample.fingerprint != job.sample.fingerprint
     words = cuts(settings, cut.settings)
     assert words is not None
-    assert "n_holdout" in words
+    n_holdout = cut.settings.n_holdout
+    assert words.startswith(f"{n_holdout} prompts held out instead of 20, ")
     with pytest.raises(UsageError, match="raise --budget-min"):
         fit_budget(job, pace, {}, 0.01)
     profile = run_job(folders, tmp_path / "o.yaml", "lookup", budget_s=1e6)
@@ -521,6 +522,19 @@ def test_only_trees_that_the_engine_can_run_are_scored_and_measured(
         assert can_run(engine, scored.tree, kinds[scored.draft.partition(" ")[0]])
     assert any(m.tree.is_chain for m in found.measured), "the best chain is always measured"
     assert profile.search is not None
+
+
+@pytest.mark.parametrize(
+    ("draft", "kind", "engine"),
+    [("hybrid", "hybrid", "vllm"), ("suffix", "suffix", "sglang"), ("noisy", "model", "eagle")],
+)
+def test_drafts_that_the_engine_does_not_run_are_refused_before_anything_is_measured(
+    folders: dict[str, str], tmp_path: Path, draft: str, kind: str, engine: str
+) -> None:
+    drafts = ("noisy", "hybrid") if draft == "hybrid" else (draft,)
+    with pytest.raises(UsageError, match=f"is of kind {kind}; leave it out"):
+        run_job(folders, tmp_path / "out.yaml", *drafts, engine_space=engine)
+    assert not (tmp_path / "out.yaml").exists()
 
 
 KILLED = """\

@@ -12,9 +12,11 @@ import huggingface_hub.constants
 import pytest
 import yaml
 
+import engine.decoder
 from autotune.cli import main
+from autotune.settings import Settings
 from engine.decoder import SpeculativeDecoder
-from engine.pair import load_target
+from engine.pair import LoadedTarget, load_target
 from pairs import (
     MAX_POSITIONS,
     save,
@@ -269,6 +271,13 @@ def test_wrong_usage_exits_with_2_and_help_with_0(cli: Cli) -> None:
     assert cli("--version").out.startswith("spectune ")
 
 
+def test_help_gives_the_defaults_of_a_job(cli: Cli) -> None:
+    text = " ".join(cli("tune", "--help").out.split())
+    usual, quick = Settings(), Settings.quick()
+    assert f"search on (default: {usual.n_tune}, {quick.n_tune} with --quick)" in text
+    assert f"per round (default: {usual.max_nodes})" in text
+
+
 # --- profiles -----------------------------------------------------------------------------------
 
 
@@ -415,6 +424,21 @@ def test_a_limit_below_one(cli: Cli, base: Path, limit: int, compare: tuple[str,
 
 def test_a_prompt_longer_than_the_context(cli: Cli, base: Path) -> None:
     refused(cli("run", base / "fast.yaml", "--prompt", "abc " * 100), str(MAX_POSITIONS))
+
+
+def test_code_of_a_target_is_trusted_by_the_flag(
+    cli: Cli, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def load_it(name: str, *, trust_remote_code: bool, **options: Any) -> LoadedTarget:
+        asked.append(trust_remote_code)
+        return load_target(name, **options)
+
+    monkeypatch.setattr(engine.decoder, "load_target", load_it)
+    command = ("run", base / "plain.yaml", "--prompt", "abc", "--max-new-tokens", 2)
+    assert cli(*command).code == cli(*command, "--trust-remote-code").code == 0
+    assert asked == [False, True]
 
 
 def test_streamed_text_is_the_text(cli: Cli, base: Path) -> None:
