@@ -18,7 +18,7 @@ from profiles import (
 )
 from profiles.errors import UsageError
 
-from .console import tell
+from .console import shown, tell
 from .report.command import show_profile
 from .serving_engines.command import check_options, run_on_server
 
@@ -165,12 +165,12 @@ def _converse(
         stream = TextStream(decoder.loaded.tokenizer)
         for token_ids in decoder.run(request):
             if arguments.stream and not arguments.json:
-                print(stream.push(token_ids), end="", flush=True)
+                print(shown(stream.push(token_ids)), end="", flush=True)
         generation = decoder.result(request)
         if arguments.stream and not arguments.json:
-            print(stream.finish(), flush=True)
+            print(shown(stream.finish()), flush=True)
         elif not arguments.json:
-            print(generation.text)
+            print(shown(generation.text))
         answers.append(generation.text)
         results.append(_as_json(generation))
     return results

@@ -173,4 +173,4 @@ def _decoder(profile: Profile, *, trust: bool, trust_remote_code: bool) -> Specu
                 profile, trust=trust, trust_remote_code=trust_remote_code
             )
         except UntrustedProfileWarning as warning:
-            raise SpectuneError(f"{warning} with --trust") from None
+            raise SpectuneError(str(warning)) from None

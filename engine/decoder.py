@@ -374,5 +374,5 @@ def _distrust(profile: Profile, fatal: list[Mismatch]) -> str:
     differences = "; ".join(str(mismatch) for mismatch in fatal)
     return (
         f"the profile {profile.name} was not made for this deployment ({differences}), so "
-        "decoding is plain; tune again here, or trust it explicitly"
+        "decoding is plain; tune again here, or trust it all the same with --trust (trust=True)"
     )

@@ -23,7 +23,7 @@ from autotune import Settings, tune
 from autotune.candidates import Candidate
 from autotune.cost_model import Prediction
 from autotune.job import Job, Models, prepare
-from autotune.plan import Pace, cuts, fit_budget, plan_of
+from autotune.plan import Pace, agree, cuts, fit_budget, plan_of
 from autotune.progress import Silent
 from autotune.proving import prove
 from autotune.racing import ForcedTrack
@@ -494,6 +494,10 @@ def test_a_budget_cuts_the_job_and_the_profile_says_so(
     assert plan_of(cut, pace, {}).total_s <= 0.7 * whole.total_s
     assert len(cut.sample.holdout) == cut.settings.n_holdout < 20
     assert cut.sample.fingerprint != job.sample.fingerprint
+    assert Pace(0.01, 60, n_turns=2).within(20).n_tokens == 40
+    agreed, planned = agree(job, pace, {}, 0.5 * whole.total_s, Silent())
+    assert agreed.settings.max_new_tokens < settings.max_new_tokens
+    assert planned.total_s <= 0.5 * whole.total_s, "what is said is what was fitted"
     words = cuts(settings, cut.settings)
     assert words is not None
     n_holdout = cut.settings.n_holdout

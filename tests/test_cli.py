@@ -15,8 +15,9 @@ import yaml
 import engine.decoder
 from autotune.cli import main
 from autotune.settings import Settings
-from engine.decoder import SpeculativeDecoder
+from engine.decoder import Generation, SpeculativeDecoder
 from engine.pair import LoadedTarget, load_target
+from engine.text import TextStream
 from pairs import (
     MAX_POSITIONS,
     save,
@@ -451,6 +452,24 @@ def test_streamed_text_is_the_text(cli: Cli, base: Path) -> None:
         assert whole.code == streamed.code == 0
         assert streamed.out == whole.out
         assert "\ufffd" in whole.out
+
+
+@pytest.mark.parametrize("stream", [(), ("--stream",)])
+def test_an_answer_is_whole_in_a_pipe_and_not_obeyed_on_a_terminal(
+    cli: Cli, base: Path, monkeypatch: pytest.MonkeyPatch, stream: tuple[str, ...]
+) -> None:
+    evil = "\x1b[2J\ta\u00a0b\x07\nc"
+    monkeypatch.setattr(TextStream, "push", lambda self, ids: "")
+    monkeypatch.setattr(TextStream, "finish", lambda self: evil)
+    monkeypatch.setattr(
+        SpeculativeDecoder,
+        "result",
+        lambda self, request: Generation(request.generated, evil, "length", request.stats),
+    )
+    command = ("run", base / "plain.yaml", "--prompt", "abc", "--max-new-tokens", 2, *stream)
+    assert cli(*command).out == f"{evil}\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert cli(*command).out == "\ufffd[2J\ta\u00a0b\ufffd\nc\n"
 
 
 def test_every_turn_is_answered_in_order_with_the_answers_before_it(
