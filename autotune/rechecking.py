@@ -86,7 +86,7 @@ def recheck(
         max_prompt_tokens=min(settings.max_prompt_tokens, longest),
         raw=raw,
     )
-    progress.say(sample.summary())
+    progress.say(sample.summary(is_split=False))
     source = _Source(loaded, settings)
     texts = record_answers(source, sample.tune, progress, "Tracing")
     run_forced(decoder, texts[0][0])  # warm-up; plain decoding is warm from tracing

@@ -191,7 +191,8 @@ def test_the_verdict_is_told_written_and_decides_the_exit_code(
 
 
 def test_it_runs_on_real_times(check: Check, again: tuple[object, ...], tmp_path: Path) -> None:
-    code, out, _ = check(*again, "--n-prompts", 3)
+    code, out, err = check(*again, "--n-prompts", 3)
+    assert "Read 9 prompts, use 3, " in err
     assert code == 0  # three prompts prove nothing
     assert "inconclusive: " in out
     (found,) = load(tmp_path / "x.yaml").rechecks
