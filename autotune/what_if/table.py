@@ -18,8 +18,8 @@ def print_answers(answers: WhatIf, console: Console) -> None:
     title = f"What if: {answers.name}{_asked(answers)}, plain decoding = 1"
     speeds = _table(title, answers, _speed_columns(numbers))
     speeds.caption = (
-        "tau: tokens per round (~ approximate); even: tau at which speculation breaks even; decode "
-        "and total: speedup without and with reading the prompt"
+        "tau: tokens per round (~ approximate); even: tau at which speculation breaks even; "
+        "decode and total: speedup without and with reading the prompt"
     )
     console.print(speeds)
     parts = _table("Time of a round, ms", answers, _part_columns())
