@@ -25,7 +25,7 @@ from .serving_engines.command import check_options, run_on_server
 if TYPE_CHECKING:
     from engine.decoder import Generation, SpeculativeDecoder
 
-    from .prompts import Prompt
+    from .sample import Prompt
 
 MAX_THREADS = 1024
 """More are a mistake, and the system may refuse to make them."""
@@ -209,8 +209,7 @@ def _compare(
 
 
 def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
-    from .prompts import Prompt, describe_skipped, read_prompts
-    from .records import UnusableError, read_turns
+    from .sample import Prompt, UnusableError, describe_skipped, read_prompts, read_turns
 
     if arguments.limit is not None and arguments.limit < 1:
         raise UsageError(f"--limit must be at least 1, but is {arguments.limit}")

@@ -51,7 +51,7 @@ def tune(
 
     Args:
         models: Target and drafts; the best of the drafts is taken.
-        prompts: The domain sample; see `autotune.prompts` for the shapes.
+        prompts: The domain sample; see `autotune.sample.prompts` for the shapes.
         out: The YAML file to write; measurements, study and report lie beside it.
         domain: Name of the domain; the sample's file name by default.
         settings: How much to look at.

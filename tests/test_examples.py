@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import pairs
-from autotune.prompts import read_prompts
+from autotune.sample import read_prompts
 from profiles import load
 
 ROOT = Path(__file__).parent.parent

@@ -18,7 +18,7 @@ from profiles.errors import SpectuneError, UsageError
 from .duplicates import group_near_duplicates
 from .prompts import Prompt, PromptFile, Skipped, describe_skipped
 from .records import Message
-from .settings import Settings
+from ..settings import Settings
 
 # A large file is thinned, by seed, before it is tokenised and compared; this many times the
 # prompts asked for leave enough to choose from when some are near-duplicates.
