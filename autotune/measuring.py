@@ -5,7 +5,7 @@ from typing import Any
 
 from .candidates import Candidate, best_chain, best_shallow
 from .job import Job
-from .predicting import Predictor
+from .cost.predicting import Predictor
 from .progress import Silent
 from .racing import ForcedTrack, contenders
 from .search import MeasuredStudy

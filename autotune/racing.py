@@ -28,7 +28,7 @@ from .candidates import (
     leaders,
 )
 from .job import Job
-from .predicting import Predictor
+from .cost.predicting import Predictor
 from .space import SearchSpace
 from .tracing import Conversation
 
