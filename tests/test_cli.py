@@ -12,7 +12,7 @@ import huggingface_hub.constants
 import pytest
 import yaml
 
-from autotune.cli import main
+from autotune.commands.cli import main
 from engine.decoder import SpeculativeDecoder
 from engine.pair import load_target
 from pairs import (
