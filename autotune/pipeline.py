@@ -11,11 +11,11 @@ from profiles.io import remove_leftovers
 
 from .batches.schedule import BatchResults, tune_batches
 from .batches.trying import larger_sizes
+from .cost.predicting import Predictor
 from .cost.timing import measure_costs
 from .job import Models, look_again, prepare
 from .measuring import measure_trees
 from .plan import Pace, Plan, Stopwatch, agree, cuts, first_pace, plan_of
-from .cost.predicting import Predictor
 from .probing import probe_drafts
 from .progress import Silent
 from .proving import choose_rungs, prove

@@ -27,8 +27,8 @@ from .candidates import (
     defaults_within,
     leaders,
 )
-from .job import Job
 from .cost.predicting import Predictor
+from .job import Job
 from .space import SearchSpace
 from .tracing import Conversation
 

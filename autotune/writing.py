@@ -49,8 +49,8 @@ from .texts import texts_path
 if TYPE_CHECKING:
     from engine.rounds import RoundTime
 
-    from .job import Job
     from .cost.predicting import Predictor
+    from .job import Job
     from .proving import Proof
     from .search.workers import Alone
 

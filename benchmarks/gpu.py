@@ -44,8 +44,8 @@ from autotune.bench.contest import Runs, compete, flat, warm_up
 from autotune.bench.measuring import FLOOR, choose_prompts, record_texts
 from autotune.bench.speeds import median_of, ratio_of_totals
 from autotune.cost import CostModel
-from autotune.cost.timing import draft_probes, verify_probes
 from autotune.cost.fitting import grouped
+from autotune.cost.timing import draft_probes, verify_probes
 from autotune.progress import Silent
 from autotune.space import SearchSpace
 from engine.contexts import measure_contexts

@@ -6,9 +6,9 @@ import pytest
 
 from autotune.candidates import Candidate, leaders
 from autotune.cost import Prediction
+from autotune.cost.predicting import Predictor
 from autotune.cost.timing import measure_costs
 from autotune.job import Job, Models, prepare
-from autotune.cost.predicting import Predictor
 from autotune.progress import Silent
 from autotune.settings import Settings
 from autotune.space import COARSE, WIDTH_AND_TOP_K, near

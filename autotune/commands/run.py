@@ -84,8 +84,13 @@ def run(arguments: argparse.Namespace) -> None:
     ]
     if arguments.json:
         stats = decoder.stats
-        document = {"profile": profile.name, "tree": decoder.tree.label()}
-        document |= {"adaptive": profile.adaptive, "guard": stats and asdict(stats), "results": results}
+        document = {
+            "profile": profile.name,
+            "tree": decoder.tree.label(),
+            "adaptive": profile.adaptive,
+            "guard": stats and asdict(stats),
+            "results": results,
+        }
         print(json.dumps(document, ensure_ascii=False))
 
 

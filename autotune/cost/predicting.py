@@ -7,10 +7,10 @@ from engine.trace import Trace
 from profiles import Acceptance, TreeConfig
 
 from ..candidates import Candidate
-from .model import CostModel, Prediction
 from ..job import Job
 from ..progress import Silent
 from ..space import COARSE, near
+from .model import CostModel, Prediction
 
 
 class Predictor:
