@@ -207,6 +207,12 @@ def memory_for_prompts(loaded: LoadedTarget, settings: Settings) -> int:
     return longest
 
 
+def longest_text(sample: Sample, settings: Settings) -> int:
+    """Return the tokens of the longest prompt and its answer."""
+    prompts = [len(prompt.token_ids) for prompt in (*sample.tune, *sample.holdout)]
+    return max(prompts, default=0) + settings.max_new_tokens
+
+
 def spaces_of(
     loaded: LoadedTarget, drafts: dict[str, LoadedDraft], sample: Sample, settings: Settings
 ) -> dict[str, SearchSpace]:
@@ -215,9 +221,7 @@ def spaces_of(
     Raises:
         SpectuneError: A draft has no tree that fits.
     """
-    prompts = [len(prompt.token_ids) for prompt in (*sample.tune, *sample.holdout)]
-    n_tokens = max(prompts, default=0) + settings.max_new_tokens
-    spaces = {}
+    n_tokens, spaces = longest_text(sample, settings), {}
     for name, draft in drafts.items():
         room = room_for(loaded.target, draft.draft, n_tokens)
         spaces[name] = space_of(draft, settings, room)

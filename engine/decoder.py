@@ -217,6 +217,10 @@ class SpeculativeDecoder:
                 return None
         return self.draft if room.fits(self._largest) else None
 
+    def rows_that_fit(self, n_tokens: int) -> int:
+        """Return how many texts of that many tokens the memory holds at a time, at least one."""
+        return room_for(self.loaded.target, self.draft, n_tokens).rows(self._largest)
+
     @property
     def stats(self) -> GuardStats | None:
         """What the guard has seen and done since the decoder was made; None without a guard."""
@@ -279,7 +283,8 @@ class SpeculativeDecoder:
 
         Args:
             prompts: See `generate`.
-            batch_size: Most prompts in flight; one that has ended makes room for the next.
+            batch_size: Most prompts in flight, fewer where memory does not hold so many; one
+                that has ended makes room for the next.
             each: Further options of the prompt at a place in the list, for example logits
                 processors with a state of their own.
             **options: Options of all prompts; see `generate`.
@@ -309,10 +314,11 @@ class SpeculativeDecoder:
         observe: BatchObserver | None = None,
     ) -> None:
         """Decode requests to their ends, at most `batch_size` at a time."""
+        target = self.loaded.target
         min_left = 0 if self._guard is None else self._guard.settings.min_new_tokens
-        for _ in decode_many(
-            self.loaded.target, requests, batch_size, self.tree_of_batch, observe, min_left
-        ):
+        longest = max((len(r.tokens) + r.budget_left for r in requests), default=0)
+        batch_size = min(batch_size, self.rows_that_fit(longest))
+        for _ in decode_many(target, requests, batch_size, self.tree_of_batch, observe, min_left):
             pass
         for request in requests:
             if not request.is_forced and self.draft is not None:

@@ -235,8 +235,14 @@ def _check_room(source: _Source, config: Any, dtype: torch.dtype, device: torch.
     stays_quantised = getattr(config, "quantization_config", None) and not source.unpacked
     if stays_quantised or source.options.get("trust_remote_code"):
         return
-    with torch.device("meta"), quiet_transformers():
-        outline = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+    try:
+        with torch.device("meta"), quiet_transformers():
+            outline = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+    except Exception as error:  # some values are looked at by nothing but the model itself
+        raise SpectuneError(
+            f"config.json must describe a model that can be built, but of that of {source.id} "
+            f"transformers says '{reason(error)}'; use the config.json the weights were saved with"
+        ) from error
     check_weights_fit(outline, source.id, dtype, device)
 
 

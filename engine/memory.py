@@ -32,6 +32,9 @@ SCORE_BYTES = 12
 MASK_BYTES = 5
 """Bytes per row and token of context: a boolean mask, and what is added to the scores."""
 
+BATCH_GROWTH = 3
+"""Bytes of a batch's caches over those of its texts: room doubles, and is copied as it grows."""
+
 
 def free_bytes(device: torch.device) -> int:
     """Return the bytes that may still be allocated on a device; a reserve is left out."""
@@ -79,6 +82,16 @@ class Need:
         held = capacity_of(n_tokens) if self.is_lent else n_tokens + SPARE_ROWS
         return held * self.token + max(prefill, round_bytes)
 
+    def most_rows(self, n_tokens: int, tree: TreeConfig, free: int) -> int:
+        """Return how many requests of that many tokens fit at a time; 0 if there is no room.
+
+        The prompt of one that joins runs by itself, beside the rows in flight.
+        """
+        row = BATCH_GROWTH * (n_tokens + SPARE_ROWS) * self.token
+        row += (tree.nodes + 1) * (self.row + self.score + MASK_BYTES * n_tokens)
+        row += tree.width * tree.depth * self.draft_row
+        return max(0, free - self.bytes(n_tokens, tree)) // row
+
     def longest(self, free: int) -> int:
         """Return the most tokens a text may have for plain decoding; 0 if there is no room."""
         low, high = 0, 2**31
@@ -125,6 +138,10 @@ class Room:
     def fits(self, tree: TreeConfig) -> bool:
         """Tell whether rounds of a tree fit."""
         return self.need.bytes(self.n_tokens, tree) <= self.free
+
+    def rows(self, tree: TreeConfig) -> int:
+        """Return how many of them rounds of a tree may have in flight, at least one."""
+        return max(1, self.need.most_rows(self.n_tokens, tree, self.free))
 
     def shortage(self, tree: TreeConfig) -> str:
         """Say what a tree that does not fit would need."""

@@ -178,6 +178,16 @@ def test_sizes_without_prompts_are_said_to_be_unmeasured() -> None:
     assert only.reason == "Not measured: there are fewer than 64 tune prompts."
 
 
+def test_sizes_that_do_not_fit_the_memory_are_said_to_be_unmeasured(
+    folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixed_times(monkeypatch, lambda tree, n: n + 0.05 * tree.nodes)
+    monkeypatch.setattr(SpeculativeDecoder, "rows_that_fit", lambda self, n_tokens: 3)
+    small, large = run_job(folders, tmp_path / "cycle.yaml").batch_schedule
+    assert small.label() == "2"
+    assert large.reason == "Not measured: the memory holds 3 prompts at a time, not 4."
+
+
 def test_trees_for_batches_get_smaller_from_the_leader_on() -> None:
     leader = TreeConfig(depth=6, width=2, top_k=2, nodes=12)
     shallow = TreeConfig(depth=2, width=2, top_k=2, nodes=4)

@@ -263,6 +263,11 @@ def test_an_unreadable_config_is_refused(copy, content):
     assert "must have a config that transformers can read" in refusal(copy)
 
 
+def test_a_config_of_which_no_model_can_be_built_is_refused(copy):
+    edit_config(copy, rope_parameters={"rope_theta": 1e4, "rope_type": ""})
+    assert "must describe a model that can be built" in refusal(copy)
+
+
 def test_a_folder_counts_as_a_model_when_a_load_would_say_more_than_that_it_is_none(copy):
     assert is_model(copy)
     for path in copy.glob("tokenizer*"):

@@ -16,6 +16,8 @@ from autotune.progress import Silent
 from autotune.search import MeasuredStudy
 from autotune.settings import Settings
 from autotune.space import SearchSpace
+from engine.batch import BatchRound
+from engine.batch_cache import BatchCache
 from engine.decode import Round
 from engine.decoder import SpeculativeDecoder
 from engine.draft import Draft
@@ -95,6 +97,36 @@ def test_bytes_by_hand() -> None:
     caches = (10 + 64) * 100
     assert need.bytes(10) == caches + max(10 * (10 + 5 * 10), 1010)
     assert need.bytes(10, TREE) == caches + 10 * 1010 + 6 * 50
+
+
+def test_rows_by_hand() -> None:
+    """Thrice the caches, a round of 9 nodes over 2 x 3 expanded ones; one prompt beside them."""
+    need = Need(token=100, row=10, score=1000, draft_row=50)
+    row = 3 * (10 + 64) * 100 + 10 * (1010 + 5 * 10) + 6 * 50
+    one = need.bytes(10, TREE)
+    assert need.most_rows(10, TREE, one + 4 * row) == 4
+    assert need.most_rows(10, TREE, one + 4 * row - 1) == 3
+    assert need.most_rows(10, TREE, 0) == 0
+    assert Room(need, 10, free=0).rows(TREE) == 1
+
+
+@torch.inference_mode()
+def test_a_batch_allocates_no_more_than_was_estimated() -> None:
+    need, n_rows, n_tokens = need_of(TARGET), 6, 200
+    batch = BatchCache(MODEL.config.num_hidden_layers, n_rows, CPU)
+    for _ in range(n_rows):
+        cache = TARGET.new_cache(n_tokens)
+        TARGET.forward([5] * 90, cache, last_only=True)
+        batch.join(cache)
+    for _ in range(n_tokens - 90):  # row by row longer, so that room is made again and again
+        tokens = torch.full((n_rows,), 5)
+        masks = [torch.ones(1, 1, dtype=torch.bool)] * n_rows
+        positions = torch.tensor(batch.lengths)
+        TARGET.forward_rows(tokens, positions, masks, batch)
+        batch.keep_paths([[0]] * n_rows)
+    held = sum(t.numel() * t.element_size() for x in batch.layers for t in (x.keys, x.values))
+    row = need.most_rows(n_tokens, PLAIN, need.bytes(n_tokens) + 2**40)
+    assert held < n_rows * 2**40 / row
 
 
 @pytest.mark.parametrize("free", [0, 10**6, 10**9, 10**12])
@@ -177,6 +209,24 @@ def test_a_tree_that_does_not_fit_is_decoded_plainly(memory: Any) -> None:
     assert need_of(TARGET).bytes(len(PROMPT) + N_NEW) <= plain
     with pytest.raises(SpectuneError, match=r"but 17 tokens need .* of .* that are free"):
         answer(head, DEEP)
+
+
+def test_no_more_prompts_are_in_flight_than_fit(memory: Any) -> None:
+    head = drafts()["head"]
+    need, n_tokens = need_of(TARGET, head), len(PROMPT) + N_NEW
+    memory(2**40)
+    prompts, options = [[*PROMPT, i] for i in range(5)], {"max_new_tokens": N_NEW - 1}
+    expected = decoder(head, DEEP).generate_many(prompts, batch_size=4, **options)
+    per_gb = need.most_rows(n_tokens, DEEP, need.bytes(n_tokens, DEEP) + 10**9)
+    memory(need.bytes(n_tokens, DEEP) + 5 * 10**9 // (2 * per_gb))
+    made = decoder(head, DEEP)
+    rounds: list[BatchRound] = []
+    requests = [made.request(prompt, index=i, **options) for i, prompt in enumerate(prompts)]
+    made.run_many(requests, 4, lambda done, seconds: rounds.append(done))
+    found = [made.result(request) for request in requests]
+    assert max(done.n_rows for done in rounds) == 2
+    assert [g.token_ids for g in found] == [g.token_ids for g in expected]
+    assert made.generate_many([], batch_size=4) == []
 
 
 # --- tuning -------------------------------------------------------------------------------------

@@ -62,13 +62,20 @@ def _with(value: float) -> Any:
     return fill
 
 
+def _to(dtype: torch.dtype) -> Any:
+    def cast(tensor: Tensor) -> Tensor:
+        return (tensor.real if tensor.is_complex() else tensor).to(dtype)
+
+    return cast
+
+
 EDITS: dict[str, Any] = {
     **dict.fromkeys(("remove", "rename", "double")),
-    "int8": lambda t: t.to(torch.int8),
-    "int64": lambda t: t.to(torch.int64),
-    "bool": lambda t: t.to(torch.bool),
-    "float64": lambda t: t.to(torch.float64),
-    "float32": lambda t: t.to(torch.float32),
+    "int8": _to(torch.int8),
+    "int64": _to(torch.int64),
+    "bool": _to(torch.bool),
+    "float64": _to(torch.float64),
+    "float32": _to(torch.float32),
     "float8": lambda t: t.to(torch.float8_e4m3fn) if t.is_floating_point() else t,
     "complex": lambda t: t.to(torch.complex64),
     "flat": lambda t: t.reshape(-1),

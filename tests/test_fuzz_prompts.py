@@ -176,10 +176,9 @@ def test_tables_of_text_keep_every_cell(n_cases: int, tmp_path: Path) -> None:
 
     @given(st.lists(words, min_size=1, max_size=4), st.sampled_from(SHAPES))
     def check(drawn: list[str], column: str) -> None:
-        frame = pd.DataFrame({column: drawn, "id": range(len(drawn))})
         try:
-            frame.to_csv(path, index=False)
-        except UnicodeEncodeError:
+            pd.DataFrame({column: drawn, "id": range(len(drawn))}).to_csv(path, index=False)
+        except UnicodeEncodeError:  # pandas writes no half of a surrogate pair
             return
         file = attempt(path)
         if file is not None and column in ("prompt", "instruction"):

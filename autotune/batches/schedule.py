@@ -112,6 +112,8 @@ def _plain_range(
     elif proofs:
         tried, evidence = proofs[0].tree, proofs[0].evidence
         reason = f"Not proved faster than plain decoding: {proofs[0].figures()}."
+    elif (n_fit := sizes[0].n_fit) < sizes[0].size:
+        reason = f"Not measured: the memory holds {n_fit} prompts at a time, not {sizes[0].size}."
     elif (tried := sizes[0].best) is None:
         reason = f"Not measured: there are fewer than {sizes[0].size} tune prompts."
     elif (speedup := sizes[0].speedup(tried)) > 1:

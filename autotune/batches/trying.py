@@ -1,6 +1,7 @@
 """Timing trees on batches of tune prompts: which is best at each size, and what rounds take."""
 
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ from engine.trace import Trace
 from profiles import PLAIN, TreeConfig
 
 from ..candidates import Candidate, best_chain, best_shallow
-from ..job import Job
+from ..job import Job, longest_text
 from ..progress import Silent, Tick
 from ..settings import Settings
 from ..tracing import Conversation
@@ -32,12 +33,14 @@ class SizeTimes:
         single: The first prompt of every batch by itself, plainly.
         plain: Plain decoding, before and after the trees of every batch.
         trees: By tree, a run per batch.
+        n_fit: Prompts that the memory holds at a time; below `size` nothing was timed.
     """
 
     size: int
     single: list[ForcedRun] = field(default_factory=list)
     plain: list[tuple[ForcedBatch, ForcedBatch]] = field(default_factory=list)
     trees: dict[TreeConfig, list[ForcedBatch]] = field(default_factory=dict)
+    n_fit: int = sys.maxsize
 
     @property
     def plain_s(self) -> list[float]:
@@ -100,7 +103,11 @@ def _measure_size(
     tick: Tick,
 ) -> SizeTimes:
     plain, *others = [batch_decoder(job, draft, tree) for tree in (PLAIN, *trees)]
-    rng, times = random.Random(job.settings.seed), SizeTimes(size)
+    n_tokens = longest_text(job.sample, job.settings)
+    n_fit = min(decoder.rows_that_fit(n_tokens) for decoder in (plain, *others))
+    rng, times = random.Random(job.settings.seed), SizeTimes(size, n_fit=n_fit)
+    if n_fit < size:
+        return times
 
     def run(decoder: SpeculativeDecoder, batch: Sequence[Trace]) -> ForcedBatch:
         done = run_forced_batch(decoder, batch)
