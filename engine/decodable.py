@@ -3,9 +3,11 @@
 Must not know where a model comes from.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from profiles.errors import SpectuneError
 
@@ -14,6 +16,14 @@ _ROLLBACK_LAYERS = {"full_attention", "sliding_attention"}
 _TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model", "tekken.json", "*.tiktoken")
 MAX_LAYERS = 1000
 """More are a mistake that would take hours to build."""
+_KINDS: dict[str, TypeAdapter[Any]] = {
+    "architectures": TypeAdapter(Sequence[str] | None),
+    "auto_map": TypeAdapter(Mapping[str, Any] | None),
+    "is_decoder": TypeAdapter(bool | None),
+    "is_encoder_decoder": TypeAdapter(bool | None),
+    "layer_types": TypeAdapter(Sequence[str] | None),
+}
+"""What is read of a config beside its sizes."""
 _FULL_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 
 
@@ -82,7 +92,8 @@ def check_decodable(config: Any, model_id: str, *, trusted: bool, unpacked: bool
             f"a model must have 1 to {MAX_LAYERS} layers, but the config.json of {model_id} says "
             f"{n_layers}; use the one it was saved with"
         )
-    remote = trusted and "AutoModelForCausalLM" in getattr(config, "auto_map", {})
+    _check_types(config, model_id)
+    remote = trusted and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     problem = _other_kind(config, remote)
     if problem:
         raise SpectuneError(
@@ -102,6 +113,19 @@ def check_decodable(config: Any, model_id: str, *, trusted: bool, unpacked: bool
             f"weights must be plain or in a format of transformers, but {model_id} is quantised "
             f"as {quantization_name(method)}; use the unquantised model or a GGUF file"
         )
+
+
+def _check_types(config: Any, model_id: str) -> None:
+    """Refuse values of another kind than any model's, which transformers takes as they are."""
+    for name, kind in _KINDS.items():
+        value = getattr(config, name, None)
+        try:
+            kind.validate_python(value, strict=True)
+        except ValidationError as error:
+            raise SpectuneError(
+                f"{name} in the config.json of {model_id} must be what models have there, but is "
+                f"{value!r}; use the config.json it was saved with"
+            ) from error
 
 
 def quantization_name(quantization: Any) -> str:

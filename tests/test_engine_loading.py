@@ -268,6 +268,14 @@ def test_a_config_of_which_no_model_can_be_built_is_refused(copy):
     assert "must describe a model that can be built" in refusal(copy)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("architectures", True), ("layer_types", "full"), ("auto_map", [1])]
+)
+def test_values_of_another_kind_are_refused_by_name(copy, name, value):
+    edit_config(copy, **{name: value})
+    assert name in refusal(copy)
+
+
 def test_a_folder_counts_as_a_model_when_a_load_would_say_more_than_that_it_is_none(copy):
     assert is_model(copy)
     for path in copy.glob("tokenizer*"):
