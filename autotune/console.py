@@ -1,6 +1,7 @@
 """Where texts from files and models meet a terminal: they are shown, never obeyed."""
 
 import sys
+import unicodedata
 from typing import Any
 
 from rich.console import Console
@@ -21,6 +22,18 @@ class LiteralConsole(Console):
 def printable(text: str) -> str:
     """Return a text with every character that cannot be printed replaced, line breaks excepted."""
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
+def shown(answer: str) -> str:
+    """Return an answer as stdout may have it: whole, but on a terminal it is never obeyed.
+
+    There control characters are replaced, line breaks and tabs excepted.
+    """
+    if not sys.stdout.isatty():
+        return answer
+    return "".join(
+        c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in answer
+    )
 
 
 def tell(text: str) -> None:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +14,8 @@ from engine.loaded_draft import LoadedDraft, hybrid_of
 from engine.memory import Room, free_bytes, gib, need_of, room_for
 from engine.pair import LoadedTarget, load_draft, load_target
 from engine.reference import reference_times
-from profiles import Device, Noise, TreeConfig
+from profiles import ENGINES, Device, Noise, TreeConfig
+from profiles.engine_spaces import ENGINE_SPACES
 from profiles.errors import SpectuneError, UsageError
 
 from .progress import Silent
@@ -129,6 +130,8 @@ def prepare(
         progress=progress.say,
     )
     drafts = load_drafts(models, loaded, progress)
+    if settings.engine_space is not None:
+        check_drafts(drafts, settings.engine_space)
     longest = (loaded.target.max_positions or 2**31) - settings.max_new_tokens
     if longest < 1:
         raise UsageError(
@@ -187,6 +190,26 @@ def load_drafts(models: Models, loaded: LoadedTarget, progress: Silent) -> dict[
         name: draft.variant(history=models.history) if "history" in draft.knobs else draft
         for name, draft in drafts.items()
     }
+
+
+def check_drafts(drafts: Mapping[str, LoadedDraft], engine: str) -> None:
+    """Refuse drafts that another engine does not run: a profile of theirs could not be exported.
+
+    Args:
+        drafts: By name.
+        engine: A key of `ENGINES`.
+
+    Raises:
+        UsageError: There is one.
+    """
+    runs = ENGINES[engine].drafts
+    for name, draft in drafts.items():
+        if draft.ref.kind not in runs:
+            raise UsageError(
+                f"{ENGINE_SPACES[engine].title} runs drafts of kind {', '.join(sorted(runs))}, "
+                f"but {name} is of kind {draft.ref.kind}; leave it out, or leave out "
+                "--engine-space"
+            )
 
 
 def memory_for_prompts(loaded: LoadedTarget, settings: Settings) -> int:

@@ -51,6 +51,14 @@ FLOORS = {
 }
 """The least a budget can cut each count to."""
 
+WORDS = {
+    **{"n_holdout": "prompts held out", "n_tune": "prompts to search on"},
+    **{"n_replay": "of these to replay trees on", "n_race": "of these to time trees on"},
+    **{"n_trials": "trees to measure", "n_probe_rounds": "rounds timed for each price"},
+    **{"max_new_tokens": "tokens of an answer"},
+}
+"""The counts in words for people."""
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -58,22 +66,29 @@ class Pace:
 
     Attributes:
         token_s: Seconds per token of an answer, prefill included.
-        n_tokens: Tokens of an answer.
+        n_tokens: Tokens of a prompt's answers, all its turns together.
+        n_turns: Turns of a prompt.
     """
 
     token_s: float
     n_tokens: float
+    n_turns: float = 1.0
 
     @property
     def answer_s(self) -> float:
-        """Seconds of an answer."""
+        """Seconds of a prompt's answers."""
         return self.token_s * self.n_tokens
+
+    def within(self, max_new_tokens: int) -> "Pace":
+        """Return the same pace with answers of at most so many tokens."""
+        return replace(self, n_tokens=min(self.n_tokens, self.n_turns * max_new_tokens))
 
     @classmethod
     def of(cls, seconds: float, conversations: Sequence[Conversation]) -> "Pace":
         """Return the pace at which conversations were recorded."""
-        n_tokens = sum(len(trace.generated) for trace in flatten(conversations))
-        return cls(seconds / n_tokens, n_tokens / len(conversations))
+        answers, n = flatten(conversations), len(conversations)
+        n_tokens = sum(len(trace.generated) for trace in answers)
+        return cls(seconds / n_tokens, n_tokens / n, len(answers) / n)
 
 
 @dataclass(frozen=True)
@@ -146,8 +161,7 @@ def fit_budget(job: Job, pace: Pace, done: Mapping[str, float], budget_s: float)
     """
     for scale in SCALES:
         cut = _scaled(job, scale)
-        shorter = replace(pace, n_tokens=min(pace.n_tokens, cut.settings.max_new_tokens))
-        planned = plan_of(cut, shorter, done)
+        planned = plan_of(cut, pace.within(cut.settings.max_new_tokens), done)
         if planned.total_s <= budget_s:
             return cut
     raise UsageError(
@@ -173,15 +187,15 @@ def agree(
         job = fit_budget(job, pace, done, budget_s)
     if cut := cuts(asked, job.settings):
         progress.say(f"Cut to fit the budget: {cut}.")
-    planned = plan_of(job, pace, done)
+    planned = plan_of(job, pace.within(job.settings.max_new_tokens), done)
     progress.say(planned.text())
     return job, planned
 
 
 def cuts(before: Settings, after: Settings) -> str | None:
     """Return what a budget has cut, in words; None if nothing."""
-    changed = (name for name in FLOORS if getattr(after, name) != getattr(before, name))
-    texts = [f"{n} {getattr(after, n)} instead of {getattr(before, n)}" for n in changed]
+    changed = (name for name in WORDS if getattr(after, name) != getattr(before, name))
+    texts = [f"{getattr(after, n)} {WORDS[n]} instead of {getattr(before, n)}" for n in changed]
     return ", ".join(texts) or None
 
 

@@ -52,6 +52,7 @@ def recheck(
     max_new_tokens: int = 64,
     raw: bool = False,
     trust: bool = False,
+    trust_remote_code: bool = False,
     progress: Silent | None = None,
 ) -> Recheck:
     """Measure a profile that speculates against plain decoding: forced text, A B B A.
@@ -61,15 +62,17 @@ def recheck(
         prompts: Prompts of its domain.
         n_prompts: How many of them are used; fewer than 8 prove nothing.
         max_new_tokens: Tokens per answer.
-        raw: Leave out the chat template.
+        raw: Leave out the chat template, as is done anyway where the profile's prompts had none.
         trust: Measure although the profile does not fit this machine.
+        trust_remote_code: Let the target's checkpoint run its own Python code.
         progress: Told what is being done.
 
     Raises:
         SpectuneError: The profile does not fit, or its models or the prompts cannot be used.
     """
     progress = progress or Silent()
-    decoder = _decoder(profile, trust=trust)
+    decoder = _decoder(profile, trust=trust, trust_remote_code=trust_remote_code)
+    raw = raw or decoder.raw
     loaded = decoder.loaded
     settings = Settings(max_new_tokens=max_new_tokens, sampling=profile.sampling, raw=raw)
     longest = (loaded.target.max_positions or 2**31) - max_new_tokens
@@ -82,7 +85,7 @@ def recheck(
         max_prompt_tokens=min(settings.max_prompt_tokens, longest),
         raw=raw,
     )
-    progress.say(sample.summary())
+    progress.say(sample.summary(is_split=False))
     source = _Source(loaded, settings)
     texts = record_answers(source, sample.tune, progress, "Tracing")
     run_forced(decoder, texts[0][0])  # warm-up; plain decoding is warm from tracing
@@ -160,11 +163,13 @@ def describe(found: Recheck) -> str:
     )
 
 
-def _decoder(profile: Profile, *, trust: bool) -> SpeculativeDecoder:
+def _decoder(profile: Profile, *, trust: bool, trust_remote_code: bool) -> SpeculativeDecoder:
     """Return the profile's decoder, on the very path that serves; refuse one that does not fit."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", UntrustedProfileWarning)
         try:
-            return SpeculativeDecoder.from_profile(profile, trust=trust)
+            return SpeculativeDecoder.from_profile(
+                profile, trust=trust, trust_remote_code=trust_remote_code
+            )
         except UntrustedProfileWarning as warning:
-            raise SpectuneError(f"{warning} with --trust") from None
+            raise SpectuneError(str(warning)) from None

@@ -17,22 +17,27 @@ class Settings:
     """How much a tuning job looks at, and what it may propose.
 
     Attributes:
-        n_tune: Prompts to search on; with 48 tokens each, 2,000 to probe a head on.
+        n_tune: Prompts to search on; their answers also tell how a head wants its input (44 of
+            48 tokens are some 2,000 to tell it by).
         n_holdout: Prompts to prove the result on.
         n_replay: Of the tune prompts, those on which every tree is replayed.
         n_race: Of the tune prompts, those on which candidates are timed.
         max_new_tokens: Tokens per answer.
         max_prompt_tokens: Longer prompts are skipped.
-        n_trials: Trees to measure, plain and the usual defaults included.
-        n_probe_rounds: Timed rounds per point of the cost model.
+        n_trials: Trees to measure; plain decoding counts as one, and so do the usual defaults.
+        n_probe_rounds: Timed rounds per size that the cost model is fitted to.
         max_nodes: Most nodes verified per round.
-        max_depth: Deepest tree of a neural draft.
-        max_lookup_depth: Deepest tree of the lookup draft, whose levels cost next to nothing.
-        engine_space: Another engine that must be able to run every tree, or None.
+        max_depth: Deepest tree of a head or a small model.
+        max_lookup_depth: Deepest tree of lookup and suffix, whose levels cost next to nothing.
+        engine_space: Another engine that must be able to run every draft and tree, such as
+            `vllm`; None for our own.
         sampling: Greedy, or temperature with its filters.
         batch_sizes: Prompts at a time for which trees are chosen and proved; 1 always is.
         seed: Of the split, the sampler, the order of runs and the noise of sampling.
         raw: Leave out the chat template.
+
+    Raises:
+        UsageError: A count, a size or the seed is out of range, or there is no such engine.
     """
 
     n_tune: int = 44
@@ -80,6 +85,10 @@ class Settings:
 
     @classmethod
     def quick(cls, **changes: object) -> "Settings":
-        """Return settings for a short job: fewer prompts, so a wider interval."""
+        """Return settings for a short job, which proves less: fewer prompts, answers and trees.
+
+        Args:
+            **changes: Attributes to set otherwise.
+        """
         fewer = {"n_tune": 6, "n_holdout": 12, "n_race": 4, "max_new_tokens": 32, "n_trials": 6}
         return cls(**(fewer | {"n_probe_rounds": 6} | changes))  # type: ignore[arg-type]

@@ -17,11 +17,13 @@ from engine.fingerprint import describe_device
 DOMAINS = Path(__file__).parent.parent / "examples" / "domains"
 
 
-def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser with the options every benchmark has."""
+def parser(
+    description: str | None, quick: str = "end within 2 minutes on 2 cores"
+) -> argparse.ArgumentParser:
+    """Return a parser with the options every benchmark has; `quick` is the help of `--quick`."""
     options = argparse.ArgumentParser(description=description)
     options.add_argument("--json", action="store_true", help="print one JSON document")
-    options.add_argument("--quick", action="store_true", help="end within 2 minutes on 2 cores")
+    options.add_argument("--quick", action="store_true", help=quick)
     options.add_argument("--threads", type=int, help="CPU threads (default: torch's choice)")
     options.add_argument("--seed", type=int, default=0)
     return options

@@ -16,7 +16,7 @@ from profiles import Evidence, Profile, load
 
 def main() -> None:
     """Tune where no profile lies yet, and print."""
-    options = parser(__doc__)
+    options = parser(__doc__, quick="jobs as of `tune --quick`: some minutes for each domain")
     options.add_argument("--target", default="demo")
     options.add_argument("--draft", action="append", help="default: lookup, demo and hybrid")
     options.add_argument(

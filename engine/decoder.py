@@ -67,8 +67,8 @@ class SpeculativeDecoder:
     """Decodes prompts with a draft tree, or plainly; the text is the same either way.
 
     Args:
-        loaded: The target.
-        draft: The draft; None for plain decoding.
+        loaded: The target, as `load_target` returns it.
+        draft: The draft, such as `load_draft("lookup", loaded).draft`; None for plain decoding.
         tree: The tree of every round; adaptive drafting has its own limits.
         sampling: Temperature, top-k and top-p; greedy by default.
         serving: How the tree is served: guarded, and perhaps adaptive; by default neither.
@@ -122,6 +122,7 @@ class SpeculativeDecoder:
         device: str | None = None,
         sampling: Sampling | None = None,
         trust: bool = False,
+        trust_remote_code: bool = False,
     ) -> "SpeculativeDecoder":
         """Return the decoder a profile describes.
 
@@ -134,6 +135,7 @@ class SpeculativeDecoder:
             device: Device to decode on; the kind the profile was made on by default.
             sampling: Sampling to decode with; the profile's by default.
             trust: Use the profile's tree in spite of differences.
+            trust_remote_code: Let the target's checkpoint run its own Python code.
 
         Raises:
             SpectuneError: The profile was made on another engine, or it or its models cannot be
@@ -147,6 +149,7 @@ class SpeculativeDecoder:
                 profile.target.id,
                 dtype=profile.target.dtype or "auto",
                 device=device or device_like(profile.device.kind, profile.device.name),
+                trust_remote_code=trust_remote_code,
             )
         sampling = sampling or profile.sampling
         raw = profile.domain.template == "none"  # prompts are built as those that were measured
@@ -182,7 +185,11 @@ class SpeculativeDecoder:
         raw: bool | None = None,
         forced: list[int] | None = None,
     ) -> Request:
-        """Return a request ready to be decoded; the arguments are those of `generate`."""
+        """Return a request ready to be decoded; the arguments are those of `generate`.
+
+        Args:
+            forced: Token ids that are emitted instead of those drawn, for timing; they end it.
+        """
         ids = encode_prompt(prompt, self.loaded.tokenizer, raw=self.raw if raw is None else raw)
         n_new = max_new_tokens if forced is None else len(forced)
         return Request(
@@ -373,5 +380,5 @@ def _distrust(profile: Profile, fatal: list[Mismatch]) -> str:
     differences = "; ".join(str(mismatch) for mismatch in fatal)
     return (
         f"the profile {profile.name} was not made for this deployment ({differences}), so "
-        "decoding is plain; tune again here, or trust it explicitly"
+        "decoding is plain; tune again here, or trust it all the same with --trust (trust=True)"
     )

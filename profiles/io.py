@@ -102,6 +102,8 @@ def _explained(path: PathLike) -> Iterator[None]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         remedy = "choose another path or make room for it"
+        if isinstance(error, FileNotFoundError):
+            remedy = "make its folder, or choose another path"
         raise SpectuneError(f"{os.fspath(path)} cannot be written ({reason}): {remedy}.") from None
 
 

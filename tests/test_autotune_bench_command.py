@@ -8,11 +8,12 @@ import huggingface_hub.constants
 import pytest
 
 import engine.floor
-from autotune.bench import contenders
+from autotune.bench import contenders, measuring
 from autotune.commands.cli import main
 from engine.pair import load_target
 from pairs import save_noisy_copy, save_target, speculating_profile, write_prompts
 from profiles import save
+from profiles.errors import UsageError
 
 SHORT = ("--limit", "2", "--max-new-tokens", "6", "--device", "cpu", "--dtype", "float32")
 
@@ -25,6 +26,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_prompts(base / "prompts.jsonl")
     loaded = load_target(str(target), dtype="float32", device="cpu")
     save(speculating_profile(loaded), base / "fast.yaml")
+    save(speculating_profile(loaded, changes={"domain.template": "none"}), base / "raw.yaml")
     hot = {"sampling": {"temperature": 0.7}}
     save(speculating_profile(loaded, changes=hot), base / "hot.yaml")
     return base
@@ -77,6 +79,21 @@ def test_a_profile_brings_target_draft_and_tree(
     assert "D3 W2 K2 N5" in out
     assert "untuned" not in out
     assert "GB/s" in out
+
+
+@pytest.mark.parametrize("name", ["fast.yaml", "raw.yaml"])
+def test_prompts_are_built_as_when_the_profile_was_made(
+    base: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    seen: list[bool] = []
+
+    def choose(*_: Any, raw: bool, **__: Any) -> list[list[int]]:
+        seen.append(raw)
+        raise UsageError("enough is known")
+
+    monkeypatch.setattr(measuring, "choose_prompts", choose)
+    assert bench(base, "--profile", base / name) == 2
+    assert seen == [name == "raw.yaml"]
 
 
 def test_without_a_compiler_the_compiled_mode_is_left_out_with_the_reason(

@@ -23,7 +23,7 @@ from autotune import Settings, tune
 from autotune.candidates import Candidate
 from autotune.cost import Prediction
 from autotune.job import Job, Models, prepare
-from autotune.plan import Pace, cuts, fit_budget, plan_of
+from autotune.plan import Pace, agree, cuts, fit_budget, plan_of
 from autotune.progress import Silent
 from autotune.proving import prove
 from autotune.racing import ForcedTrack
@@ -494,9 +494,14 @@ def test_a_budget_cuts_the_job_and_the_profile_says_so(
     assert plan_of(cut, pace, {}).total_s <= 0.7 * whole.total_s
     assert len(cut.sample.holdout) == cut.settings.n_holdout < 20
     assert cut.sample.fingerprint != job.sample.fingerprint
+    assert Pace(0.01, 60, n_turns=2).within(20).n_tokens == 40
+    agreed, planned = agree(job, pace, {}, 0.5 * whole.total_s, Silent())
+    assert agreed.settings.max_new_tokens < settings.max_new_tokens
+    assert planned.total_s <= 0.5 * whole.total_s, "what is said is what was fitted"
     words = cuts(settings, cut.settings)
     assert words is not None
-    assert "n_holdout" in words
+    n_holdout = cut.settings.n_holdout
+    assert words.startswith(f"{n_holdout} prompts held out instead of 20, ")
     with pytest.raises(UsageError, match="raise --budget-min"):
         fit_budget(job, pace, {}, 0.01)
     profile = run_job(folders, tmp_path / "o.yaml", "lookup", budget_s=1e6)
@@ -521,6 +526,19 @@ def test_only_trees_that_the_engine_can_run_are_scored_and_measured(
         assert can_run(engine, scored.tree, kinds[scored.draft.partition(" ")[0]])
     assert any(m.tree.is_chain for m in found.measured), "the best chain is always measured"
     assert profile.search is not None
+
+
+@pytest.mark.parametrize(
+    ("draft", "kind", "engine"),
+    [("hybrid", "hybrid", "vllm"), ("suffix", "suffix", "sglang"), ("noisy", "model", "eagle")],
+)
+def test_drafts_that_the_engine_does_not_run_are_refused_before_anything_is_measured(
+    folders: dict[str, str], tmp_path: Path, draft: str, kind: str, engine: str
+) -> None:
+    drafts = ("noisy", "hybrid") if draft == "hybrid" else (draft,)
+    with pytest.raises(UsageError, match=f"is of kind {kind}; leave it out"):
+        run_job(folders, tmp_path / "out.yaml", *drafts, engine_space=engine)
+    assert not (tmp_path / "out.yaml").exists()
 
 
 KILLED = """\

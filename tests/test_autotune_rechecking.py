@@ -11,12 +11,14 @@ import pytest
 
 import autotune.proving
 import autotune.rechecking
+import engine.decoder
 from autotune.commands.cli import main
 from autotune.holdout import PairedTimes
-from autotune.rechecking import verdict_on, with_recheck
+from autotune.rechecking import recheck, verdict_on, with_recheck
+from autotune.sample import Sample, build_sample
 from engine.decoder import SpeculativeDecoder
 from engine.forced import ForcedRun, run_forced
-from engine.pair import load_target
+from engine.pair import LoadedTarget, load_target
 from engine.trace import Trace
 from pairs import save_target, speculating_profile, write_prompts
 from profiles import Profile, is_sealed, load, save, validated
@@ -110,6 +112,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_prompts(base / "prompts.jsonl", n=9)
     loaded = load_target(str(target), dtype="float32", device="cpu")
     save(speculating_profile(loaded), base / "fast.yaml")
+    save(speculating_profile(loaded, changes={"domain.template": "none"}), base / "raw.yaml")
     return base
 
 
@@ -188,11 +191,42 @@ def test_the_verdict_is_told_written_and_decides_the_exit_code(
 
 
 def test_it_runs_on_real_times(check: Check, again: tuple[object, ...], tmp_path: Path) -> None:
-    code, out, _ = check(*again, "--n-prompts", 3)
+    code, out, err = check(*again, "--n-prompts", 3)
+    assert "Read 9 prompts, use 3, " in err
     assert code == 0  # three prompts prove nothing
     assert "inconclusive: " in out
     (found,) = load(tmp_path / "x.yaml").rechecks
     assert found.prompts <= 3
+
+
+@pytest.mark.parametrize("name", ["fast.yaml", "raw.yaml"])
+def test_prompts_are_built_as_when_the_profile_was_made(
+    base: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    seen: list[bool] = []
+
+    def build(*arguments: Any, raw: bool, **options: Any) -> Sample:
+        seen.append(raw)
+        return build_sample(*arguments, raw=raw, **options)
+
+    monkeypatch.setattr(autotune.rechecking, "build_sample", build)
+    recheck(load(base / name), base / "prompts.jsonl", n_prompts=1, max_new_tokens=4)
+    assert seen == [name == "raw.yaml"]
+
+
+def test_code_of_a_target_is_trusted_by_the_flag(
+    check: Check, again: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def load_it(name: str, *, trust_remote_code: bool, **options: Any) -> LoadedTarget:
+        asked.append(trust_remote_code)
+        return load_target(name, **options)
+
+    monkeypatch.setattr(engine.decoder, "load_target", load_it)
+    few = (*again, "--n-prompts", 1)
+    assert check(*few)[0] == check(*few, "--trust-remote-code")[0] == 0
+    assert asked == [False, True]
 
 
 def test_a_profile_that_does_not_fit_here_is_not_measured_unless_trusted(

@@ -47,7 +47,7 @@ def test_one_profile_says_first_what_to_do_and_then_the_substance(show: Show, to
     order = [
         "Speculate: 1.79x plain decoding",
         "at least 1.70 times with 95 % confidence",
-        "spectune run toy.yaml --prompt TEXT",
+        f"    spectune run {toy} --prompt TEXT\n",
         "baseline",
         "batch size",
         "data",

@@ -12,9 +12,12 @@ import huggingface_hub.constants
 import pytest
 import yaml
 
+import engine.decoder
 from autotune.commands.cli import main
-from engine.decoder import SpeculativeDecoder
-from engine.pair import load_target
+from autotune.settings import Settings
+from engine.decoder import Generation, SpeculativeDecoder
+from engine.pair import LoadedTarget, load_target
+from engine.text import TextStream
 from pairs import (
     MAX_POSITIONS,
     save,
@@ -269,6 +272,13 @@ def test_wrong_usage_exits_with_2_and_help_with_0(cli: Cli) -> None:
     assert cli("--version").out.startswith("spectune ")
 
 
+def test_help_gives_the_defaults_of_a_job(cli: Cli) -> None:
+    text = " ".join(cli("tune", "--help").out.split())
+    usual, quick = Settings(), Settings.quick()
+    assert f"search on (default: {usual.n_tune}, {quick.n_tune} with --quick)" in text
+    assert f"per round (default: {usual.max_nodes})" in text
+
+
 # --- profiles -----------------------------------------------------------------------------------
 
 
@@ -417,6 +427,21 @@ def test_a_prompt_longer_than_the_context(cli: Cli, base: Path) -> None:
     refused(cli("run", base / "fast.yaml", "--prompt", "abc " * 100), str(MAX_POSITIONS))
 
 
+def test_code_of_a_target_is_trusted_by_the_flag(
+    cli: Cli, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def load_it(name: str, *, trust_remote_code: bool, **options: Any) -> LoadedTarget:
+        asked.append(trust_remote_code)
+        return load_target(name, **options)
+
+    monkeypatch.setattr(engine.decoder, "load_target", load_it)
+    command = ("run", base / "plain.yaml", "--prompt", "abc", "--max-new-tokens", 2)
+    assert cli(*command).code == cli(*command, "--trust-remote-code").code == 0
+    assert asked == [False, True]
+
+
 def test_streamed_text_is_the_text(cli: Cli, base: Path) -> None:
     # Random bytes: nearly every character is broken or cut by the end of a round.
     for seed in range(3):
@@ -427,6 +452,24 @@ def test_streamed_text_is_the_text(cli: Cli, base: Path) -> None:
         assert whole.code == streamed.code == 0
         assert streamed.out == whole.out
         assert "\ufffd" in whole.out
+
+
+@pytest.mark.parametrize("stream", [(), ("--stream",)])
+def test_an_answer_is_whole_in_a_pipe_and_not_obeyed_on_a_terminal(
+    cli: Cli, base: Path, monkeypatch: pytest.MonkeyPatch, stream: tuple[str, ...]
+) -> None:
+    evil = "\x1b[2J\ta\u00a0b\x07\nc"
+    monkeypatch.setattr(TextStream, "push", lambda self, ids: "")
+    monkeypatch.setattr(TextStream, "finish", lambda self: evil)
+    monkeypatch.setattr(
+        SpeculativeDecoder,
+        "result",
+        lambda self, request: Generation(request.generated, evil, "length", request.stats),
+    )
+    command = ("run", base / "plain.yaml", "--prompt", "abc", "--max-new-tokens", 2, *stream)
+    assert cli(*command).out == f"{evil}\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert cli(*command).out == "\ufffd[2J\ta\u00a0b\ufffd\nc\n"
 
 
 def test_every_turn_is_answered_in_order_with_the_answers_before_it(

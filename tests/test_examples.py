@@ -3,11 +3,13 @@
 import json
 import re
 import runpy
+import shlex
 from pathlib import Path
 
 import pytest
 
 import pairs
+from autotune.commands.cli import parser
 from autotune.sample import read_prompts
 from profiles import load
 
@@ -64,6 +66,19 @@ def test_readme_python_runs_as_written(target: Path, sample: Path, tmp_path: Pat
             block = block.replace(shown, used)
         exec(compile(block, "README.md", "exec"), {})
     assert load(profile).domain.name == "toy"
+
+
+def readme_commands() -> list[str]:
+    """Return the command lines of the README, without `spectune` itself."""
+    text = (ROOT / "README.md").read_text("utf-8").replace("\\\n", " ")
+    lines = re.findall(r"^    (?:\.venv/bin/)?spectune (.*)$", text, re.M)
+    return [line.replace(" ...", " --target T --prompts P") for line in lines]
+
+
+@pytest.mark.parametrize("line", readme_commands())
+def test_readme_commands_are_understood(line: str) -> None:
+    arguments = parser().parse_args(shlex.split(line, comments=True))
+    assert callable(arguments.command)
 
 
 @pytest.mark.parametrize("domain", DOMAINS)

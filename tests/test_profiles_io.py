@@ -339,7 +339,9 @@ def test_b31_a_path_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
         return str(caught.value).removeprefix(str(path))
 
     assert told(tmp_path).startswith(" cannot be written (it is a folder): choose another path")
-    assert "No such file" in told(tmp_path / "none" / "p.yaml")
+    nowhere = told(tmp_path / "none" / "p.yaml")
+    assert "No such file" in nowhere
+    assert nowhere.endswith("make its folder, or choose another path.")
     assert "null " in told(f"{tmp_path}/\0")  # "byte", from Python 3.13 on "character"
     os.mkfifo(tmp_path / "pipe")
     assert "not a regular file" in told(tmp_path / "pipe")

@@ -103,8 +103,11 @@ def test_code_of_a_checkpoint_is_trusted_by_a_flag_alone() -> None:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
                 assert ast.unparse(node.value) != "True", path
-    for command in ("tune", "bench"):
-        options = [command, "--target", "x", "--prompts", "y"]
+    job = ["--target", "x", "--prompts", "y"]
+    for options in (
+        *(["tune", *job], ["bench", *job]),
+        *(["run", "x.yaml", "--prompt", "y"], ["check", "x.yaml"]),
+    ):
         assert parser().parse_args(options).trust_remote_code is False
         assert parser().parse_args([*options, "--trust-remote-code"]).trust_remote_code is True
 

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: Any) -> None:
     """Add the command to the command line."""
-    text = "Time plain and speculative decoding beside transformers' generate and the floor."
+    text = (
+        "Time plain and speculative decoding beside transformers' generate and the floor: the "
+        "least time that this machine's memory and arithmetic allow."
+    )
     command = add_command(subparsers, "bench", text, bench)
     command.add_argument("--target", help="as in `tune` (default: the profile's)")
     command.add_argument(
@@ -33,15 +36,27 @@ def add_parser(subparsers: Any) -> None:
     command.add_argument("--prompts", required=True, type=Path, help="a file of prompts")
     command.add_argument("--profile", type=Path, help="a profile to run as it would serve")
     command.add_argument("--limit", type=int, default=8, metavar="N", help="prompts (default: 8)")
-    command.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
-    command.add_argument("--seed", type=int, default=0, help="of the choice of prompts")
+    command.add_argument(
+        "--max-new-tokens",
+        type=int,
+        default=128,
+        metavar="N",
+        help="most tokens of an answer (default: 128)",
+    )
+    command.add_argument(
+        "--seed", type=int, default=0, help="seed of the choice of prompts (default: 0)"
+    )
     command.add_argument(
         "--compiled", action="store_true", help="also compile `generate`, which takes a minute"
     )
     command.add_argument(
         "--trust", action="store_true", help="use the profile's tree though it does not fit here"
     )
-    command.add_argument("--raw", action="store_true", help="leave out the chat template")
+    command.add_argument(
+        "--raw",
+        action="store_true",
+        help="leave out the chat template (default: as when the profile was made)",
+    )
     add_device(command)
 
 
@@ -67,7 +82,7 @@ def bench(arguments: argparse.Namespace) -> None:
         n_prompts=arguments.limit,
         max_new_tokens=arguments.max_new_tokens,
         seed=arguments.seed,
-        raw=arguments.raw,
+        raw=arguments.raw or (profile is not None and profile.domain.template == "none"),
         progress=progress,
     )
     texts = measuring.record_texts(loaded, prompts, arguments.max_new_tokens, progress)

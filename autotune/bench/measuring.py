@@ -109,8 +109,9 @@ def choose_prompts(
         max_prompt_tokens=longest,
         raw=raw,
     )
+    n = len(sample.tune)
     progress.say(
-        f"{len(sample.tune)} prompts of {Path(file).name}, {sample.mean_prompt_tokens:.0f} tokens "
+        f"{n} prompt{'s' * (n > 1)} of {Path(file).name}, {sample.mean_prompt_tokens:.0f} tokens "
         "on average."
     )
     return [list(prompt.token_ids) for prompt in sample.tune]

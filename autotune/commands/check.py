@@ -19,7 +19,7 @@ def add_parser(subparsers: Any) -> None:
     )
     command = subparsers.add_parser("check", help=text, description=text)
     command.set_defaults(command=run)
-    command.add_argument("profile", type=Path)
+    command.add_argument("profile", type=Path, help="the YAML file that `tune` wrote")
     command.add_argument(
         "--json", action="store_true", help="print one JSON document and nothing else"
     )
@@ -28,17 +28,24 @@ def add_parser(subparsers: Any) -> None:
         "says confirmed, inconclusive (the profile stays) or refuted (it is rewritten as plain, "
         "and the exit code is 1), and appends the figures to the profile",
     )
-    again.add_argument("--remeasure", action="store_true", help="run it against plain decoding")
-    again.add_argument("--prompts", type=Path, help="prompts of its domain")
+    again.add_argument("--remeasure", action="store_true", help="time it against plain decoding")
+    again.add_argument("--prompts", type=Path, help="a file of prompts of its domain")
     again.add_argument(
         "--n-prompts", type=int, default=8, metavar="N", help="how many to use (default: 8)"
     )
     again.add_argument(
         "--max-new-tokens", type=int, default=64, metavar="N", help="per answer (default: 64)"
     )
-    again.add_argument("--raw", action="store_true", help="leave out the chat template")
+    again.add_argument(
+        "--raw",
+        action="store_true",
+        help="leave out the chat template (default: as when the profile was made)",
+    )
     again.add_argument(
         "--trust", action="store_true", help="measure though the profile does not fit here"
+    )
+    again.add_argument(
+        "--trust-remote-code", action="store_true", help="run the code a checkpoint brings"
     )
 
 
@@ -80,6 +87,7 @@ def _remeasure(arguments: argparse.Namespace, profile: Profile) -> tuple[Profile
         max_new_tokens=arguments.max_new_tokens,
         raw=arguments.raw,
         trust=arguments.trust,
+        trust_remote_code=arguments.trust_remote_code,
         progress=OnTerminal(),
     )
     if load(arguments.profile) != profile:

@@ -18,7 +18,10 @@ COMMANDS = (tune, run, bench, show, check, export, what_if)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 done, 1 failed, 2 wrong usage."""
+    """Run the command line and return its exit code.
+
+    0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C.
+    """
     print_whatever_comes()
     arguments = parser().parse_args(argv)
     try:
@@ -27,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         tell(f"spectune: {error}")
         return error.exit_code
     except KeyboardInterrupt:
-        tell("spectune: stopped; no profile was written")
+        was_tuning = arguments.command is tune.run
+        tell("spectune: stopped" + "; no profile was written" * was_tuning)
         return 130
     except BrokenPipeError:  # the reader of our output went away
         sys.stderr.close()
@@ -51,9 +55,12 @@ def parser() -> argparse.ArgumentParser:
         prog="spectune",
         description="Find the draft tree that makes speculative decoding fastest on this device, "
         "for these models and prompts, and prove that it is faster than plain decoding.",
+        epilog="Begin with `tune`: it writes a profile, which the other commands read. `spectune "
+        "COMMAND --help` lists the options of a command. Exit codes: 0 done, 1 "
+        "failed, 2 wrong usage, 130 stopped by Ctrl-C.",
     )
     top.add_argument("--version", action="version", version=f"spectune {version('spectune')}")
-    subparsers: Any = top.add_subparsers(required=True, metavar="COMMAND")
+    subparsers: Any = top.add_subparsers(required=True, title="commands", metavar="COMMAND")
     for command in COMMANDS:
         command.add_parser(subparsers)
     return top

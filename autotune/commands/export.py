@@ -15,14 +15,16 @@ def add_parser(subparsers: Any) -> None:
     text = "Write a profile as settings of a serving engine, or say why that engine cannot run it."
     command = subparsers.add_parser("export", help=text, description=text)
     command.set_defaults(command=run)
-    command.add_argument("profile", type=Path)
+    command.add_argument("profile", type=Path, help="the YAML file that `tune` wrote")
     command.add_argument("--to", required=True, choices=ENGINES, metavar="ENGINE", help=_NAMES)
     command.add_argument(
         "--project",
         choices=["chain"],
         help="`chain`: take the best chain that the profile proved, with its own figures",
     )
-    command.add_argument("--out", type=Path, metavar="FILE", help="write it there")
+    command.add_argument(
+        "--out", type=Path, metavar="FILE", help="write it there, not to the terminal"
+    )
     command.add_argument(
         "--json", action="store_true", help="print one JSON document and nothing else"
     )

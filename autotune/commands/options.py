@@ -22,13 +22,25 @@ def add_command(subparsers: Any, name: str, text: str, run: object) -> argparse.
 
 def add_device(command: argparse.ArgumentParser) -> None:
     """Add the options of where and how a target is loaded."""
-    command.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps")
     command.add_argument(
-        "--dtype", default="auto", help="auto, float32, bfloat16, float16 or float64"
+        "--device",
+        default="auto",
+        help="auto (the first GPU, else the CPU), cpu, cuda, cuda:1 or mps",
+    )
+    command.add_argument(
+        "--dtype",
+        default="auto",
+        help="auto (the fastest that the device computes in), float32, bfloat16, float16 or "
+        "float64",
     )
     command.add_argument(
         "--threads", type=int, metavar="N", help="CPU threads (default: torch's choice)"
     )
+    add_remote_code(command)
+
+
+def add_remote_code(command: argparse.ArgumentParser) -> None:
+    """Add the option of running what comes with a checkpoint."""
     command.add_argument(
         "--trust-remote-code", action="store_true", help="run the code a checkpoint brings"
     )

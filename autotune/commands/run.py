@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from profiles import Profile, compare, load
 from profiles.errors import UsageError
 
-from ..console import tell
-from .options import add_command, add_sampling, sampling_of, set_threads
+from ..console import shown, tell
+from .options import add_command, add_remote_code, add_sampling, sampling_of, set_threads
 
 if TYPE_CHECKING:
     from engine.decoder import Generation, SpeculativeDecoder
@@ -23,7 +23,7 @@ def add_parser(subparsers: Any) -> None:
     """Add the command to the command line."""
     text = "Decode prompts with a profile."
     command = add_command(subparsers, "run", text, run)
-    command.add_argument("profile", type=Path)
+    command.add_argument("profile", type=Path, help="the YAML file that `tune` wrote")
     source = command.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", help="one prompt")
     source.add_argument("--prompts", type=Path, help="a file of prompts")
@@ -34,15 +34,33 @@ def add_parser(subparsers: Any) -> None:
         help="decode the first turn of every prompt plainly and with the profile, interleaved, "
         "and print both speeds",
     )
-    command.add_argument("--max-new-tokens", type=int, default=256, metavar="N")
-    command.add_argument("--stop", action="append", default=[], help="a text that ends the answer")
-    command.add_argument("--seed", type=int, default=0)
+    command.add_argument(
+        "--max-new-tokens",
+        type=int,
+        default=256,
+        metavar="N",
+        help="most tokens of an answer (default: 256)",
+    )
+    command.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        help="a text that ends the answer; may be given several times",
+    )
+    command.add_argument("--seed", type=int, default=0, help="seed of sampling (default: 0)")
     command.add_argument("--limit", type=int, metavar="N", help="use the first N prompts only")
     command.add_argument(
         "--trust", action="store_true", help="use the tree though the profile does not fit here"
     )
-    command.add_argument("--raw", action="store_true", help="leave out the chat template")
-    command.add_argument("--device", help="default: like the one the profile was made on")
+    command.add_argument(
+        "--raw",
+        action="store_true",
+        help="leave out the chat template (default: as when the profile was made)",
+    )
+    command.add_argument(
+        "--device", help="cpu, cuda, cuda:1 or mps (default: like the one the profile was made on)"
+    )
+    add_remote_code(command)
     add_sampling(command, "as in the profile")
 
 
@@ -66,6 +84,7 @@ def run(arguments: argparse.Namespace) -> None:
             device=arguments.device,
             sampling=sampling_of(arguments, profile.sampling),
             trust=arguments.trust,
+            trust_remote_code=arguments.trust_remote_code,
         )
     _note_differences(profile, decoder)
     prompts = _prompts(arguments)
@@ -125,12 +144,12 @@ def _converse(
         stream = TextStream(decoder.loaded.tokenizer)
         for token_ids in decoder.run(request):
             if arguments.stream and not arguments.json:
-                print(stream.push(token_ids), end="", flush=True)
+                print(shown(stream.push(token_ids)), end="", flush=True)
         generation = decoder.result(request)
         if arguments.stream and not arguments.json:
-            print(stream.finish(), flush=True)
+            print(shown(stream.finish()), flush=True)
         elif not arguments.json:
-            print(generation.text)
+            print(shown(generation.text))
         answers.append(generation.text)
         results.append(_as_json(generation))
     return results

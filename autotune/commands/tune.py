@@ -12,6 +12,7 @@ from profiles.errors import UsageError
 from ..console import tell
 from ..report.command import show_profile
 from ..serving_engines.command import check_options, run_on_server
+from ..settings import Settings
 from .options import add_command, add_device, add_sampling, sampling_of, set_threads
 
 
@@ -20,14 +21,17 @@ def add_parser(subparsers: Any) -> None:
     text = "Find and prove the fastest draft tree, and write it as a profile."
     command = add_command(subparsers, "tune", text, run)
     command.add_argument(
-        "--target", required=True, help="`demo`, a folder, a hub id or a .gguf file"
+        "--target",
+        required=True,
+        help="the model to speed up: `demo`, a folder, a hub id (org/name) or a .gguf file",
     )
     command.add_argument(
         "--draft",
         action="append",
-        help="`lookup` (the default), `suffix`, `demo`, the folder or hub id of an EAGLE-3 head "
-        "or small model, or `hybrid` beside one of these; may be given several times, the best "
-        "one is taken",
+        help="what guesses its tokens: `lookup` (the default) or `suffix`, which need no model, "
+        "`demo`, the folder or hub id of an EAGLE-3 head or a small model, or `hybrid`, which "
+        "joins every head or small model given beside it with suffix; may be given several times, "
+        "the best one is taken",
     )
     command.add_argument(
         "--history",
@@ -36,14 +40,24 @@ def add_parser(subparsers: Any) -> None:
         metavar="N",
         help="tokens of earlier answers that suffix and hybrid drafts look in (default: 0)",
     )
-    command.add_argument("--prompts", required=True, type=Path, help="the domain sample")
-    command.add_argument("--domain", help="its name (default: the file's name)")
+    command.add_argument(
+        "--prompts",
+        required=True,
+        type=Path,
+        help="a file of prompts like those to come: .jsonl, .json, .txt (one a line), .csv or "
+        ".parquet",
+    )
+    command.add_argument("--domain", help="a name for these prompts (default: the file's name)")
     command.add_argument(
         "--out", type=Path, help="profile to write (default: spectune-DOMAIN.yaml)"
     )
-    command.add_argument("--dry-run", action="store_true", help="print the plan and stop")
     command.add_argument(
-        "--quick", action="store_true", help="fewer prompts: a shorter job with wider intervals"
+        "--dry-run", action="store_true", help="print how long the job would take, and stop"
+    )
+    command.add_argument(
+        "--quick",
+        action="store_true",
+        help="fewer prompts, shorter answers, fewer trees: a short job that proves less",
     )
     command.add_argument(
         "--budget-min",
@@ -55,13 +69,17 @@ def add_parser(subparsers: Any) -> None:
         "a serving engine", "instead of our own: its servers are started, measured and ended"
     )
     serving.add_argument(
-        "--backend", choices=["spectune", "vllm"], default="spectune", help="default: spectune"
+        "--backend",
+        choices=["spectune", "vllm"],
+        default="spectune",
+        help="the engine to tune (default: spectune, our own)",
     )
     serving.add_argument(
         "--backend-python",
         type=Path,
         metavar="PYTHON",
-        help="Python of the environment it is installed in (default: $SPECTUNE_VLLM_PYTHON)",
+        help="Python of the environment it is installed in (default: $SPECTUNE_VLLM_PYTHON, "
+        "else this Python)",
     )
     serving.add_argument(
         "--backend-args",
@@ -74,23 +92,26 @@ def add_parser(subparsers: Any) -> None:
         "--concurrency", type=int, metavar="N", help="requests served at once (default: 1)"
     )
     command.add_argument(
-        "--storage", help="Optuna URL of the study (default: a journal file beside the profile)"
+        "--storage",
+        metavar="URL",
+        help="database for the search's record, as an Optuna URL (default: a file beside the "
+        "profile)",
     )
     command.add_argument(
         "--study",
         metavar="NAME",
-        help="name of a study in --storage to share: run the same command on several machines or "
+        help="name of a search in --storage to share: run the same command on several machines or "
         "GPUs of one kind, and each measures a part of it",
     )
     command.add_argument(
         "--resume",
         action="store_true",
-        help="go on with the study of a stopped job, or, with more --trials, of a finished one",
+        help="go on with the search of a stopped job, or, with more --trials, of a finished one",
     )
     command.add_argument(
         "--engine-space",
         choices=sorted(ENGINE_SPACES),
-        help="propose only trees that this engine can run",
+        help="take only drafts and trees that this engine can run",
     )
     command.add_argument(
         "--batch-sizes",
@@ -100,16 +121,22 @@ def add_parser(subparsers: Any) -> None:
         "(default: 1)",
     )
     add_device(command)
-    for name, text in (
-        ("tune-prompts", "prompts to search on"),
-        ("holdout-prompts", "prompts to prove the result on"),
-        ("max-new-tokens", "tokens per answer"),
-        ("max-prompt-tokens", "longer prompts are skipped"),
-        ("trials", "trees to measure"),
-        ("max-nodes", "most nodes verified per round"),
-        ("max-depth", "deepest tree of a head or a small model"),
+    for name, field, text in (
+        ("tune-prompts", "n_tune", "prompts to search on"),
+        ("holdout-prompts", "n_holdout", "other prompts, to prove the result on"),
+        ("max-new-tokens", "max_new_tokens", "most tokens of an answer"),
+        ("max-prompt-tokens", "max_prompt_tokens", "longer prompts are skipped"),
+        ("trials", "n_trials", "trees to measure, plain decoding counted as one"),
+        ("max-nodes", "max_nodes", "most nodes of a tree: tokens guessed per round"),
+        (
+            "max-depth",
+            "max_depth",
+            "deepest tree of a head or a small model: tokens guessed ahead",
+        ),
     ):
-        command.add_argument(f"--{name}", type=int, metavar="N", help=text)
+        command.add_argument(
+            f"--{name}", type=int, metavar="N", help=f"{text} ({_defaults(field)})"
+        )
     command.add_argument("--seed", type=int, default=0, help="seed of the whole job (default: 0)")
     add_sampling(command, "greedy")
     command.add_argument("--raw", action="store_true", help="leave out the chat template")
@@ -119,6 +146,12 @@ def add_parser(subparsers: Any) -> None:
         help="keep prompts and answers: all in NAME.texts.jsonl, a few in the report, both "
         "readable by you alone",
     )
+
+
+def _defaults(field: str) -> str:
+    """Return the default of a setting, and that of `--quick` where it is another."""
+    usual, quick = getattr(Settings(), field), getattr(Settings.quick(), field)
+    return f"default: {usual}" + (f", {quick} with --quick" if quick != usual else "")
 
 
 def _whole_numbers(text: str) -> tuple[int, ...]:
@@ -188,8 +221,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _settings(arguments: argparse.Namespace) -> Any:
-    from ..settings import Settings
-
     changes = {
         name: value
         for name, value in (

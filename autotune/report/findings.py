@@ -119,7 +119,7 @@ def certainty(profile: Profile) -> str:
 
 def commands(profile: Profile, path: Path) -> list[tuple[str, str]]:
     """Return what to type to use the profile at `path`: a purpose and a command each."""
-    name = shlex.quote(path.name)
+    name = shlex.quote(str(path))
     if profile.server is not None:
         return [
             ("How to start the server", f"spectune export {name} --to {profile.engine}"),
@@ -130,7 +130,7 @@ def commands(profile: Profile, path: Path) -> list[tuple[str, str]]:
             "Compare with plain on your own prompts",
             f"spectune run {name} --prompts FILE --compare",
         ),
-        ("From Python", f"engine.SpeculativeDecoder.from_profile({path.name!r}).generate(text)"),
+        ("From Python", f"engine.SpeculativeDecoder.from_profile({str(path)!r}).generate(text)"),
     ]
 
 

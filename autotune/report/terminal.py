@@ -29,7 +29,9 @@ def print_profile(
     console.print(Text(headline(profile), style="bold"))
     console.print(certainty(profile))
     console.print()
-    console.print(_listed(commands(profile, path)))
+    for purpose, command in commands(profile, path):
+        console.print(f"{purpose}:")
+        console.print(f"    {command}", soft_wrap=True)  # a command is one line, to be copied
     console.print()
     console.print(_listed([*checklist(profile), *circumstances(profile)]))
     if was_corrected(profile):
@@ -57,7 +59,13 @@ def _listed(rows: Iterable[tuple[str, str]]) -> Table:
 
 def evidence_table(profile: Profile) -> Table:
     """Return the holdout's figures: the chosen tree first, then its rivals."""
-    table = Table(title=f"Holdout of {profile.domain.name}, plain decoding = 1", box=SIMPLE)
+    table = Table(
+        title=f"Holdout of {profile.domain.name}, plain decoding = 1",
+        caption="tau: tokens per round; even: tau at which speculation breaks even; decode and "
+        "total: speedup without and with reading the prompt; at least: bound of total; worst: "
+        "slowest prompt",
+        box=SIMPLE,
+    )
     for column in ("draft", "tree"):
         table.add_column(column, overflow="fold")
     for column in ("tau", "even", "decode", "total", "at least", "worst"):

@@ -79,23 +79,27 @@ class Sample:
         lengths = [len(prompt.token_ids) for prompt in (*self.tune, *self.holdout)]
         return sum(lengths) / len(lengths)
 
-    def summary(self) -> str:
-        """Say in a few lines what was read, used, skipped and grouped, and why."""
+    def summary(self, *, is_split: bool = True) -> str:
+        """Say in a few lines what was read, used, skipped and grouped, and why.
+
+        Args:
+            is_split: Whether prompts were to be held out; otherwise the sides are not named.
+        """
         n_used = len(self.tune) + len(self.holdout)
         template = "chat template applied" if self.template == "chat" else "no chat template"
         if self.n_templated_already:
             template += f" ({self.n_templated_already} carried one already)"
+        sides = f": {len(self.tune)} to tune on and {len(self.holdout)} held out" * is_split
         lines = [
-            f"Read {self.n_read} prompts, use {n_used}: {len(self.tune)} to tune on and "
-            f"{len(self.holdout)} held out, {self.mean_prompt_tokens:.0f} tokens on average, "
-            f"{template}."
+            f"Read {self.n_read} prompts, use {n_used}{sides}, {self.mean_prompt_tokens:.0f} "
+            f"tokens on average, {template}."
         ]
         notes: list[str] = []
         if n_used < self.n_wanted:
             notes.append(f"{self.n_wanted} were asked for, the file gives no more")
         if self.n_duplicates:
             notes.append(f"{self.n_duplicates} exact copies left out")
-        if self.n_groups < n_used:
+        if self.n_groups < n_used and is_split:
             notes.append(
                 f"near-duplicates make them {self.n_groups} groups, each kept on one side"
             )

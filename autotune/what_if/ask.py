@@ -45,9 +45,10 @@ def what_if(
     """Answer what a deployment would gain under other conditions.
 
     Args:
-        source: A profile's path, or a basis such as `basis_of_numbers("t4.yaml")`.
-        changes: Values by key, see `autotune.scenario.KEYS`; numbers, or text as on the command
-            line.
+        source: A profile's path, or a basis: `autotune.what_if.basis.basis_of_numbers(path)` reads
+            one from a file of numbers such as `examples/what_if/t4_qwen3_4b.yaml`.
+        changes: Values by key, see `autotune.what_if.scenario.KEYS`; numbers, or text as on the
+            command line.
         sweep: At most two keys, each with its values or a range such as "1:10" or "0.5:2:0.1".
 
     Returns:

@@ -28,12 +28,19 @@ def add_parser(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.set_defaults(command=run)
-    command.add_argument("profile", nargs="?", type=Path, help="the profile to ask about")
+    command.add_argument("profile", nargs="?", type=Path, help="the YAML file that `tune` wrote")
     command.add_argument(
-        "--measurements", type=Path, metavar="FILE.yaml", help="a device and pair by their numbers"
+        "--measurements",
+        type=Path,
+        metavar="FILE.yaml",
+        help="instead of a profile, a device and a pair described by numbers",
     )
     command.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change one thing"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change one thing; may be given several times",
     )
     command.add_argument(
         "--sweep",
@@ -42,7 +49,9 @@ def add_parser(subparsers: Any) -> None:
         metavar="KEY=LO:HI[:STEP]",
         help="try a range, or values separated by commas; two sweeps make a grid",
     )
-    command.add_argument("--json", action="store_true", help="print one JSON document")
+    command.add_argument(
+        "--json", action="store_true", help="print one JSON document and nothing else"
+    )
     command.add_argument("--csv", type=Path, metavar="FILE", help="save the rows as CSV")
     command.add_argument("--plot", type=Path, metavar="FILE.png", help="save a picture")
 

@@ -16,7 +16,12 @@ def print_answers(answers: WhatIf, console: Console) -> None:
     flags = dict.fromkeys(flag for answer in answers.answers for flag in answer.flags)
     numbers = {flag: str(i + 1) for i, flag in enumerate(flags)}
     title = f"What if: {answers.name}{_asked(answers)}, plain decoding = 1"
-    console.print(_table(title, answers, _speed_columns(numbers)))
+    speeds = _table(title, answers, _speed_columns(numbers))
+    speeds.caption = (
+        "tau: tokens per round (~ approximate); even: tau at which speculation breaks even; "
+        "decode and total: speedup without and with reading the prompt"
+    )
+    console.print(speeds)
     parts = _table("Time of a round, ms", answers, _part_columns())
     console.print(parts)
     for flag, number in numbers.items():
