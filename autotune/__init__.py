@@ -20,6 +20,7 @@ __all__ = ["Models", "Settings", "tune"]
 
 def _check_siblings() -> None:
     """Refuse to run beside somebody else's packages of the same names."""
+    # `engine` has the like: before it has run, no sibling is known to be ours to import it from.
     for name in ("engine", "profiles"):
         spec = find_spec(name)
         origin = Path(spec.origin or "") if spec else Path()

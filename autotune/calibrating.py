@@ -18,7 +18,7 @@ from engine.trace import Trace
 from profiles import Calibration, PathTable, TreeConfig
 from profiles.prices import Prices
 
-from .cost_model import Prediction
+from .cost import Prediction
 
 MAX_POINTS = 12
 """Points kept of each regression."""

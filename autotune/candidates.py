@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from profiles import TreeConfig
 
-from .cost_model import Prediction
+from .cost import Prediction
 from .space import DEFAULTS, SearchSpace
 
 PLAIN_PREDICTION = Prediction(tau=1.0, break_even_tau=1.0)

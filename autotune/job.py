@@ -19,8 +19,7 @@ from profiles.engine_spaces import ENGINE_SPACES
 from profiles.errors import SpectuneError, UsageError
 
 from .progress import Silent
-from .prompts import read_prompts
-from .sample import Sample, build_sample
+from .sample import Sample, build_sample, read_prompts
 from .settings import Settings
 from .space import SearchSpace
 from .steady import noise_of, noise_warning, pace_of

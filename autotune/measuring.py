@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .candidates import Candidate, best_chain, best_shallow
+from .cost.predicting import Predictor
 from .job import Job
-from .predicting import Predictor
 from .progress import Silent
 from .racing import ForcedTrack, contenders
 from .search import MeasuredStudy

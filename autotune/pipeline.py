@@ -11,11 +11,11 @@ from profiles.io import remove_leftovers
 
 from .batches.schedule import BatchResults, tune_batches
 from .batches.trying import larger_sizes
-from .costing import measure_costs
+from .cost.predicting import Predictor
+from .cost.timing import measure_costs
 from .job import Models, look_again, prepare
 from .measuring import measure_trees
 from .plan import Pace, Plan, Stopwatch, agree, cuts, first_pace, plan_of
-from .predicting import Predictor
 from .probing import probe_drafts
 from .progress import Silent
 from .proving import choose_rungs, prove
@@ -51,7 +51,7 @@ def tune(
 
     Args:
         models: Target and drafts; the best of the drafts is taken.
-        prompts: The domain sample; see `autotune.prompts` for the shapes.
+        prompts: The domain sample; see `autotune.sample.prompts` for the shapes.
         out: The YAML file to write; measurements, study and report lie beside it.
         domain: Name of the domain; the sample's file name by default.
         settings: How much to look at.

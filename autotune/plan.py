@@ -9,7 +9,7 @@ from engine.rounds import PLAIN_EVERY
 from profiles.errors import UsageError
 
 from .batches.trying import MAX_TREES, N_BATCHES, larger_sizes
-from .costing import draft_probes, verify_probes
+from .cost.timing import draft_probes, verify_probes
 from .job import Job
 from .progress import Silent
 from .sample import first_of

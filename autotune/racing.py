@@ -27,8 +27,8 @@ from .candidates import (
     defaults_within,
     leaders,
 )
+from .cost.predicting import Predictor
 from .job import Job
-from .predicting import Predictor
 from .space import SearchSpace
 from .tracing import Conversation
 

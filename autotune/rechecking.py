@@ -26,9 +26,8 @@ from profiles.times import now
 
 from .holdout import PairedTimes, judge
 from .progress import Silent
-from .prompts import read_prompts
 from .proving import run_interleaved, times_of
-from .sample import build_sample
+from .sample import build_sample, read_prompts
 from .settings import Settings
 from .steady import pace_of
 from .tracing import record_answers

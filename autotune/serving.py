@@ -15,7 +15,7 @@ from profiles.prices import Prices
 
 from .calibrating import calibrate
 from .candidates import Candidate
-from .cost_model import CostModel, Prediction
+from .cost import CostModel, Prediction
 from .job import Job
 from .progress import Silent
 from .proving import run_interleaved, times_of

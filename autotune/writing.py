@@ -38,7 +38,7 @@ from profiles.times import now
 from .batches.costs import with_batches
 from .batches.schedule import BatchResults
 from .candidates import Candidate
-from .cost_model import CostModel
+from .cost import CostModel
 from .holdout import MIN_PROMPTS
 from .progress import Silent
 from .report.job_report import report_path
@@ -49,8 +49,8 @@ from .texts import texts_path
 if TYPE_CHECKING:
     from engine.rounds import RoundTime
 
+    from .cost.predicting import Predictor
     from .job import Job
-    from .predicting import Predictor
     from .proving import Proof
     from .search.workers import Alone
 

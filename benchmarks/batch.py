@@ -17,8 +17,7 @@ from common import DOMAINS, conditions, parser, publish, say, table
 
 from autotune import Models, Settings, tune
 from autotune.progress import OnTerminal
-from autotune.prompts import read_prompts
-from autotune.sample import render
+from autotune.sample import read_prompts, render
 from engine.decoder import SpeculativeDecoder
 from engine.forced import run_forced, run_forced_batch
 from engine.pair import LoadedTarget, load_target

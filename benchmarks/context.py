@@ -16,8 +16,7 @@ from pathlib import Path
 import torch
 from common import DOMAINS, conditions, parser, publish, say, table
 
-from autotune.prompts import read_prompts
-from autotune.sample import render
+from autotune.sample import read_prompts, render
 from autotune.what_if import what_if
 from engine.decoder import SpeculativeDecoder
 from engine.forced import ForcedRun, run_forced

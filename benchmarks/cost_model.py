@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from common import DOMAINS, conditions, parser, publish, say, table
 
-from autotune.costing import draft_probes, measure_costs
-from autotune.fitting import grouped
+from autotune.cost.fitting import grouped
+from autotune.cost.predicting import Predictor
+from autotune.cost.timing import draft_probes, measure_costs
 from autotune.job import Job, Models, prepare
-from autotune.predicting import Predictor
 from autotune.progress import Silent
 from autotune.settings import Settings
 from autotune.tracing import flatten, record_answers

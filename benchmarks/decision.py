@@ -20,7 +20,7 @@ from decision_records import COMMITTED, Floats, Records, extract, load, records_
 from scipy import stats
 
 from autotune.candidates import Candidate
-from autotune.cost_model import Prediction
+from autotune.cost import Prediction
 from autotune.holdout import first_proved, judge, measure_block, paired
 from autotune.proving import choose_rungs
 from autotune.settings import Settings

@@ -43,9 +43,9 @@ from autotune.bench.contenders import GENERATE, PLAIN_NAME, generate_modes, ours
 from autotune.bench.contest import Runs, compete, flat, warm_up
 from autotune.bench.measuring import FLOOR, choose_prompts, record_texts
 from autotune.bench.speeds import median_of, ratio_of_totals
-from autotune.cost_model import CostModel
-from autotune.costing import draft_probes, verify_probes
-from autotune.fitting import grouped
+from autotune.cost import CostModel
+from autotune.cost.fitting import grouped
+from autotune.cost.timing import draft_probes, verify_probes
 from autotune.progress import Silent
 from autotune.space import SearchSpace
 from engine.contexts import measure_contexts

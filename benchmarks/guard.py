@@ -22,8 +22,7 @@ from common import DOMAINS, conditions, parser, publish, say, table
 from autotune import Models, Settings, tune
 from autotune.calibrating import calibrate
 from autotune.progress import OnTerminal
-from autotune.prompts import read_prompts
-from autotune.sample import render
+from autotune.sample import read_prompts, render
 from engine.adaptive_replay import AdaptiveReplay
 from engine.decoder import SpeculativeDecoder
 from engine.forced import run_forced

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import torch
 from common import DOMAINS, conditions, parser, publish, say, table
 
-from autotune.prompts import read_prompts
-from autotune.sample import render
+from autotune.sample import read_prompts, render
 from engine.pair import load_draft, load_target
 from engine.replay import Replay
 from engine.trace import Trace, record

@@ -30,8 +30,7 @@ from autotune.bench.contenders import PLAIN_NAME, generate_modes, ours, untuned_
 from autotune.bench.contest import Contender, Runs, compete, warm_up
 from autotune.bench.measuring import FLOOR, record_texts, served
 from autotune.progress import OnTerminal
-from autotune.prompts import read_prompts
-from autotune.sample import build_sample
+from autotune.sample import build_sample, read_prompts
 from autotune.serving_engines.process import interrupt_on_signals
 from autotune.serving_engines.server import Server
 from autotune.settings import Settings

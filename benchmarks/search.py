@@ -25,10 +25,10 @@ import torch
 from common import DOMAINS, conditions, parser, publish, say, table
 
 from autotune.candidates import Candidate, best_chain, best_shallow
-from autotune.cost_model import Prediction
-from autotune.costing import measure_costs
+from autotune.cost import Prediction
+from autotune.cost.predicting import Predictor
+from autotune.cost.timing import measure_costs
 from autotune.job import Job, Models, prepare
-from autotune.predicting import Predictor
 from autotune.progress import Silent
 from autotune.racing import ForcedTrack, contenders
 from autotune.search import MeasuredStudy

@@ -24,6 +24,7 @@ __all__ = ["Generation", "SpeculativeDecoder", "load_draft", "load_target"]
 
 def _check_sibling(name: str) -> None:
     """Refuse to run beside somebody else's package of the same name."""
+    # `autotune` has the like: before it has run, no sibling is known to be ours to import it from.
     spec = find_spec(name)
     origin = Path(spec.origin or "") if spec else Path()
     if origin.parent.parent != Path(__file__).parent.parent:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from autotune.cli import main
+from autotune.commands.cli import main
 
 LIMIT_S = 20
 """No input may keep us longer."""

@@ -23,8 +23,8 @@ from autotune.batches.proving import SizeProof, judged, prove_sizes
 from autotune.batches.schedule import BatchResults
 from autotune.batches.trying import SizeTimes, larger_sizes, trees_for_batches
 from autotune.candidates import Candidate
-from autotune.cli import parser
-from autotune.cost_model import Prediction
+from autotune.commands.cli import parser
+from autotune.cost import Prediction
 from autotune.holdout import PairedTimes, judge
 from autotune.job import Job, Models, prepare
 from autotune.plan import Pace, plan_of

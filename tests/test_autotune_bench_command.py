@@ -9,7 +9,7 @@ import pytest
 
 import engine.floor
 from autotune.bench import contenders, measuring
-from autotune.cli import main
+from autotune.commands.cli import main
 from engine.pair import load_target
 from pairs import save_noisy_copy, save_target, speculating_profile, write_prompts
 from profiles import save

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autotune.cost_model import CostModel
-from autotune.fitting import MIN_LEFT_OUT, Line
+from autotune.cost import CostModel
+from autotune.cost.fitting import MIN_LEFT_OUT, Line
 from engine.contexts import N_NODES, ContextTime
 from engine.replay import ReplayedRounds
 from engine.rounds import VERIFY_PROBES, RoundTime

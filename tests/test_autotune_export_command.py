@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autotune.cli import main
+from autotune.commands.cli import main
 from engine.demo import demo_head_path
 from toy_profiles import YAML, write
 

@@ -47,8 +47,8 @@ import pytest
 import autotune.racing
 import autotune.report.page
 from autotune import Models, tune
-from autotune.cost_model import Prediction
-from autotune.predicting import Predictor
+from autotune.cost import Prediction
+from autotune.cost.predicting import Predictor
 from autotune.progress import Silent
 from test_autotune_pipeline import TINY, fixed_times
 

@@ -21,7 +21,7 @@ import autotune.serving
 import engine.decoder
 from autotune import Settings, tune
 from autotune.candidates import Candidate
-from autotune.cost_model import Prediction
+from autotune.cost import Prediction
 from autotune.job import Job, Models, prepare
 from autotune.plan import Pace, agree, cuts, fit_budget, plan_of
 from autotune.progress import Silent

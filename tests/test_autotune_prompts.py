@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune import prompts
-from autotune.prompts import Prompt, PromptFile, read_prompts
-from autotune.records import Message
+from autotune.sample import Message, Prompt, PromptFile, read_prompts
 from profiles.errors import SpectuneError
 
 
@@ -379,7 +377,7 @@ def test_missing_folder_and_oversized_files_are_refused(
     assert "check the path" in refusal(tmp_path / "nowhere.jsonl")
     assert "is a folder; name one file" in refusal(tmp_path)
     path = write(tmp_path / "a.jsonl", {"prompt": "a"})
-    monkeypatch.setattr(prompts, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr("autotune.sample.prompts.MAX_FILE_BYTES", 10)
     assert "above the limit of" in refusal(path)
 
 

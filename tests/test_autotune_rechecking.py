@@ -12,7 +12,7 @@ import pytest
 import autotune.proving
 import autotune.rechecking
 import engine.decoder
-from autotune.cli import main
+from autotune.commands.cli import main
 from autotune.holdout import PairedTimes
 from autotune.rechecking import recheck, verdict_on, with_recheck
 from autotune.sample import Sample, build_sample
@@ -311,6 +311,6 @@ def test_b31_a_profile_that_cannot_be_written_is_refused_before_a_model_is_loade
     def load_nothing(*_: object, **__: object) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("autotune.check_command.check_writable", refuse)
+    monkeypatch.setattr("autotune.commands.check.check_writable", refuse)
     monkeypatch.setattr("engine.decoder.load_target", load_nothing)
     assert check(*again)[0] == 1

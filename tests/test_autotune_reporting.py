@@ -8,7 +8,7 @@ import pytest
 
 import autotune.report.page
 from autotune import Models, Settings, tune
-from autotune.cli import main
+from autotune.commands.cli import main
 from autotune.progress import Silent
 from autotune.report.job_report import report_path
 from autotune.texts import load_texts, texts_path

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from autotune.duplicates import group_near_duplicates
-from autotune.prompts import Prompt, PromptFile, Skipped
-from autotune.records import Message
-from autotune.sample import Sample, build_sample, render
+from autotune.sample import Message, Prompt, PromptFile, Sample, Skipped, build_sample, render
+from autotune.sample.duplicates import group_near_duplicates
 from profiles.errors import SpectuneError, UsageError
 
 BOS, EOS = "<s>", "</s>"

@@ -18,7 +18,7 @@ from autotune.candidates import (
     defaults_within,
     leaders,
 )
-from autotune.cost_model import Prediction
+from autotune.cost import Prediction
 from autotune.proving import choose_rungs
 from autotune.racing import ENOUGH_PROMPTS, MIN_PROMPTS, contenders
 from autotune.search import MeasuredStudy

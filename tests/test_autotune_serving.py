@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autotune.candidates import Candidate
-from autotune.cost_model import Prediction
+from autotune.cost import Prediction
 from autotune.serving import fixed_serving, limits_of, longest_context
 from autotune.space import SearchSpace
 from profiles import CostModelSummary, CostTable, TreeConfig

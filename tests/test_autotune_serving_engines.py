@@ -15,7 +15,7 @@ import pytest
 
 import autotune.report.page
 import autotune.serving_engines.proving
-from autotune.cli import main
+from autotune.commands.cli import main
 from autotune.job import Models
 from autotune.progress import Silent
 from autotune.serving_engines.interface import Speculation
@@ -220,7 +220,7 @@ def test_where_no_draft_can_be_run_the_job_says_why_and_writes_nothing(
 def test_a_stopped_job_leaves_no_server_and_no_profile(
     python: Path, folders: dict[str, str], tmp_path: Path, number: signal.Signals
 ) -> None:
-    code = "from autotune.cli import main; raise SystemExit(main())"
+    code = "from autotune.commands.cli import main; raise SystemExit(main())"
     command = [sys.executable, "-c", code, "tune", "--backend", "vllm", "--draft", "lookup"]
     command += ["--target", folders["target"], "--prompts", folders["prompts"]]
     command += ["--out", str(tmp_path / "x.yaml"), "--dtype", "float32"]

@@ -9,7 +9,7 @@ import pytest
 
 import toy_measurements
 import toy_profiles
-from autotune.cli import main
+from autotune.commands.cli import main
 from autotune.report.differences import differences
 from autotune.report.listing import age
 from profiles import save, save_measurements

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from autotune.candidates import Candidate, leaders
-from autotune.cost_model import Prediction
-from autotune.costing import measure_costs
+from autotune.cost import Prediction
+from autotune.cost.predicting import Predictor
+from autotune.cost.timing import measure_costs
 from autotune.job import Job, Models, prepare
-from autotune.predicting import Predictor
 from autotune.progress import Silent
 from autotune.settings import Settings
 from autotune.space import COARSE, WIDTH_AND_TOP_K, near

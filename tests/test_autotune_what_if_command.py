@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import toy_what_if
-from autotune.cli import main
+from autotune.commands.cli import main
 
 T4 = Path(__file__).parent.parent / "examples" / "what_if" / "t4_qwen3_1.7b.yaml"
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import engine.decoder
-from autotune.cli import main
+from autotune.commands.cli import main
 from autotune.settings import Settings
 from engine.decoder import Generation, SpeculativeDecoder
 from engine.pair import LoadedTarget, load_target

@@ -10,7 +10,7 @@ import torch
 from optuna.trial import TrialState
 
 import engine.memory
-from autotune.cost_model import Prediction
+from autotune.cost import Prediction
 from autotune.job import Models, prepare
 from autotune.progress import Silent
 from autotune.search import MeasuredStudy

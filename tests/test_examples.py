@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import pairs
-from autotune.cli import parser
-from autotune.prompts import read_prompts
+from autotune.commands.cli import parser
+from autotune.sample import read_prompts
 from profiles import load
 
 ROOT = Path(__file__).parent.parent

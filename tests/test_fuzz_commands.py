@@ -21,7 +21,7 @@ import engine.decoder
 import engine.pair
 import profiles
 import toy_what_if
-from autotune.cli import parser
+from autotune.commands.cli import parser
 from autotune.what_if.ask import what_if
 from autotune.what_if.basis import basis_of_profile
 from autotune.what_if.command import document

@@ -9,9 +9,8 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.prompts import PromptFile, read_prompts
-from autotune.records import SHAPES, UNREAD
-from autotune.sample import build_sample
+from autotune.sample import PromptFile, build_sample, read_prompts
+from autotune.sample.records import SHAPES, UNREAD
 from fuzzing import TEXTS, cases, check_message, mangled, run, values, within
 from pairs import tokenizer
 from profiles.errors import SpectuneError

@@ -10,6 +10,7 @@ import pytest
 from toy_profiles import YAML, write
 
 HEAVY = ("torch", "transformers", "optuna", "pandas", "sklearn", "scipy", "matplotlib")
+MAIN = "from autotune.commands.cli import main; "
 
 
 def run_python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -24,15 +25,15 @@ def run_python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         "import profiles",
         "import engine",
         "import autotune",
-        "import autotune.cli",
-        "from autotune.cli import main; main(['--help'])",
-        "from autotune.cli import main; main(['tune', '--help'])",
-        "from autotune.cli import main; assert main(['show', 'toy.yaml']) == 0",
-        "from autotune.cli import main; assert main(['show', 'toy.yaml', 'toy.yaml']) == 0",
-        "from autotune.cli import main; assert main(['show', '.']) == 0",
-        "from autotune.cli import main; assert main(['check', 'toy.yaml']) == 0",
-        "from autotune.cli import main; assert main(['export', 'toy.yaml', '--to', 'eagle']) == 0",
-        "from autotune.cli import main; assert main(['what-if', 'toy.yaml', '--json']) == 0",
+        "import autotune.commands.cli",
+        MAIN + "main(['--help'])",
+        MAIN + "main(['tune', '--help'])",
+        MAIN + "assert main(['show', 'toy.yaml']) == 0",
+        MAIN + "assert main(['show', 'toy.yaml', 'toy.yaml']) == 0",
+        MAIN + "assert main(['show', '.']) == 0",
+        MAIN + "assert main(['check', 'toy.yaml']) == 0",
+        MAIN + "assert main(['export', 'toy.yaml', '--to', 'eagle']) == 0",
+        MAIN + "assert main(['what-if', 'toy.yaml', '--json']) == 0",
     ],
 )
 def test_light_commands_and_imports_load_no_torch(tmp_path: Path, code: str) -> None:
@@ -54,7 +55,7 @@ def test_a_report_is_made_without_torch(tmp_path: Path) -> None:
     write(tmp_path, YAML.replace("measurements: toy-code-epyc.measurements.json.gz\n", ""))
     program = (
         "import sys\n"
-        "from autotune.cli import main\n"
+        "from autotune.commands.cli import main\n"
         "assert main(['show', 'toy.yaml', '--html', 'toy.html']) == 0\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
     )

@@ -15,7 +15,7 @@ import pytest
 import autotune.pipeline
 import autotune.report.page
 from autotune import Models, tune
-from autotune.cli import main
+from autotune.commands.cli import main
 from autotune.report.job_report import report_path
 from autotune.study_files import study_home
 from killing import TINY

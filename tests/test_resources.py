@@ -11,7 +11,7 @@ import pytest
 import autotune.report.page
 from autotune import Models, Settings, tune
 from autotune.candidates import Candidate
-from autotune.cost_model import Prediction
+from autotune.cost import Prediction
 from autotune.job import prepare
 from autotune.progress import Silent
 from autotune.racing import ForcedTrack

@@ -24,7 +24,7 @@ import engine.demo
 import toy_profiles
 import toy_what_if
 from autotune import Models, Settings, tune
-from autotune.cli import main, parser
+from autotune.commands.cli import main, parser
 from autotune.report.job_report import report_path
 from autotune.study_files import without_password
 from autotune.texts import texts_path

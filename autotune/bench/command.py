@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from profiles import GREEDY, Profile, load
 from profiles.errors import UsageError
 
+from ..commands.options import add_command, add_device, set_threads
+
 if TYPE_CHECKING:
     from engine.pair import LoadedTarget
     from engine.trace import Trace
@@ -15,14 +17,14 @@ if TYPE_CHECKING:
     from ..progress import Silent
     from .measuring import Bench
 
-SUMMARY = (
-    "Time plain and speculative decoding beside transformers' generate and the floor: the least "
-    "time that this machine's memory and arithmetic allow."
-)
 
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of the command; those of the device are the command line's."""
+def add_parser(subparsers: Any) -> None:
+    """Add the command to the command line."""
+    text = (
+        "Time plain and speculative decoding beside transformers' generate and the floor: the "
+        "least time that this machine's memory and arithmetic allow."
+    )
+    command = add_command(subparsers, "bench", text, bench)
     command.add_argument("--target", help="as in `tune` (default: the profile's)")
     command.add_argument(
         "--draft",
@@ -55,6 +57,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="leave out the chat template (default: as when the profile was made)",
     )
+    add_device(command)
 
 
 def bench(arguments: argparse.Namespace) -> None:
@@ -110,8 +113,6 @@ def _load_target(
     """Load the target where, and as, the options or else the profile say."""
     from engine.devices import device_like
     from engine.pair import load_target
-
-    from ..commands import set_threads
 
     device, dtype, threads = arguments.device, arguments.dtype, arguments.threads
     if profile is not None:

@@ -13,8 +13,7 @@ from profiles import GREEDY, Profile
 from profiles.errors import UsageError
 
 from ..progress import Silent
-from ..prompts import read_prompts
-from ..sample import build_sample
+from ..sample import build_sample, read_prompts
 from .contenders import PLAIN_NAME, ours, untuned_tree, warm_up_text
 from .contest import Contender, Standing, compete, standings, warm_up
 

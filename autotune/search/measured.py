@@ -14,7 +14,7 @@ from optuna.trial import Trial, TrialState
 from profiles import TreeConfig
 
 from ..candidates import PLAIN_PREDICTION, Candidate
-from ..cost_model import Prediction
+from ..cost import Prediction
 from ..racing import Runner, Track, race
 from ..space import SearchSpace
 from .storage import (

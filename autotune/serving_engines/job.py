@@ -15,8 +15,7 @@ from engine.trace import Trace
 from profiles import Device, DraftRef
 from profiles.errors import UsageError
 
-from ..prompts import read_prompts
-from ..sample import Sample, build_sample
+from ..sample import Sample, build_sample, read_prompts
 from .interface import Deployment, Served, ServingEngine
 from .lengths import Family
 

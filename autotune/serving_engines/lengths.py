@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from profiles import DraftRef
 from profiles.prices import interpolate
 
-from ..cost_model import Prediction
+from ..cost import Prediction
 from .interface import Speculation
 from .turns import Work
 

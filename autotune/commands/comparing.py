@@ -7,7 +7,7 @@ from rich.table import Table
 
 from engine.decoder import Generation, SpeculativeDecoder
 
-from .console import LiteralConsole
+from ..console import LiteralConsole
 
 
 def compare_decoders(

@@ -10,10 +10,10 @@ from engine.rounds import PLAIN_EVERY, VERIFY_PROBES, ProbeDraft, measure_rounds
 from engine.trace import Trace
 from profiles import TreeConfig
 
-from .cost_model import CostModel
-from .job import Job
-from .progress import Silent
-from .space import SearchSpace
+from ..job import Job
+from ..progress import Silent
+from ..space import SearchSpace
+from .model import CostModel
 
 SHORT_CONTEXT, LONG_CONTEXT = 64, 1024
 """Tokens before the passes that tell what context costs."""

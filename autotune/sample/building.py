@@ -15,10 +15,10 @@ from typing import Any, Literal, NamedTuple
 from engine.text import encode_chat, has_template, is_templated
 from profiles.errors import SpectuneError, UsageError
 
+from ..settings import Settings
 from .duplicates import group_near_duplicates
 from .prompts import Prompt, PromptFile, Skipped, describe_skipped
 from .records import Message
-from .settings import Settings
 
 # A large file is thinned, by seed, before it is tokenised and compared; this many times the
 # prompts asked for leave enough to choose from when some are near-duplicates.

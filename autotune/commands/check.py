@@ -8,6 +8,8 @@ from typing import Any
 from profiles import Profile, Recheck, check_writable, is_sealed, load, load_measurements_of, save
 from profiles.errors import SpectuneError, UsageError
 
+from .options import set_threads
+
 
 def add_parser(subparsers: Any) -> None:
     """Add the command to the command line."""
@@ -73,9 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _remeasure(arguments: argparse.Namespace, profile: Profile) -> tuple[Profile, Recheck]:
     """Measure, and write what was found into the profile."""
-    from .commands import set_threads
-    from .progress import OnTerminal
-    from .rechecking import recheck, with_recheck
+    from ..progress import OnTerminal
+    from ..rechecking import recheck, with_recheck
 
     check_writable(arguments.profile)
     set_threads(profile.device.threads if profile.device.kind == "cpu" else None)
@@ -101,7 +102,7 @@ def _tell(path: Path, profile: Profile, found: Recheck | None, *, was_asked: boo
     if not is_sealed(profile):
         print("It was edited after it was written, so it is decoded plainly unless trusted.")
     if found is not None:
-        from .rechecking import describe
+        from ..rechecking import describe
 
         then = "; from now on it is decoded plainly" if found.verdict == "refuted" else ""
         print(f"{found.verdict}: {describe(found)}{then}.")

@@ -6,11 +6,11 @@ from engine.replay import Replay
 from engine.trace import Trace
 from profiles import Acceptance, TreeConfig
 
-from .candidates import Candidate
-from .cost_model import CostModel, Prediction
-from .job import Job
-from .progress import Silent
-from .space import COARSE, near
+from ..candidates import Candidate
+from ..job import Job
+from ..progress import Silent
+from ..space import COARSE, near
+from .model import CostModel, Prediction
 
 
 class Predictor:

@@ -7,7 +7,7 @@ from typing import Any
 
 from profiles import ENGINES, Export, Profile, atomic_write, export, load
 
-from .console import tell
+from ..console import tell
 
 
 def add_parser(subparsers: Any) -> None:
