@@ -136,8 +136,6 @@ def test_a_lookup_that_pays_is_proved_and_exported_as_it_was_measured(
     assert evidence.speedup.prompts == SETTINGS.n_holdout
     # Rounds of 0, 4, 1 and 3 tokens right: 3 tokens each, of which the last may not fit.
     assert 2.3 < evidence.tau < 3.3
-    assert 1 < evidence.break_even_tau < 1.6
-    assert 1.3 < evidence.speedup.ratio < 3.0
 
     assert "Plan: about" in told.text
     assert "suffix 8: it ended with code 3: Arctic Inference is required" in told.text
