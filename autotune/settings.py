@@ -12,6 +12,10 @@ MAX_BATCH = 512
 """Most prompts at a time; every row costs memory for its text."""
 
 
+OPTIONS = {"n_tune": "--tune-prompts", "n_holdout": "--holdout-prompts", "n_trials": "--trials"}
+"""Options of the command line that are called otherwise than their settings."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """How much a tuning job looks at, and what it may propose.
@@ -63,7 +67,8 @@ class Settings:
             *("n_trials", "n_probe_rounds", "max_nodes", "max_depth", "max_lookup_depth"),
         ):
             if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, but is {getattr(self, name)}")
+                told = f"{name} ({OPTIONS[name]})" if name in OPTIONS else name
+                raise UsageError(f"{told} must be at least 1, but is {getattr(self, name)}")
         for name in ("max_nodes", "max_depth", "max_lookup_depth"):
             if getattr(self, name) > NODE_BUCKETS[-1]:
                 raise UsageError(

@@ -246,8 +246,9 @@ def test_values_out_of_range_are_refused(
     arguments = ["tune", "--target", base / "target", "--prompts", base / "prompts.jsonl"]
     arguments += ["--out", tmp_path / "x.yaml", "--dtype", "float32", option, value]
     done = cli(*arguments)
-    words = {"--out": value, "--tune-prompts": "tune", "--holdout-prompts": "holdout"}
-    refused(done, words.get(option, option.split("-")[-1]), code=code)
+    named = ("--tune-prompts", "--holdout-prompts", "--trials")  # settings of other names
+    word = value if option == "--out" else option if option in named else option.split("-")[-1]
+    refused(done, word, code=code)
     assert list(tmp_path.iterdir()) == []
 
 
