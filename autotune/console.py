@@ -1,5 +1,6 @@
 """Where texts from files and models meet a terminal: they are shown, never obeyed."""
 
+import json
 import sys
 import unicodedata
 from typing import Any
@@ -34,6 +35,12 @@ def shown(answer: str) -> str:
     return "".join(
         c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in answer
     )
+
+
+def print_json(document: Any) -> None:
+    """Print a document on one line; what cannot be printed is escaped, as JSON lets one."""
+    text = json.dumps(document, ensure_ascii=False)
+    print("".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text))
 
 
 def tell(text: str) -> None:

@@ -25,6 +25,7 @@ import toy_profiles
 import toy_what_if
 from autotune import Models, Settings, tune
 from autotune.commands.cli import main, parser
+from autotune.console import print_json
 from autotune.report.job_report import report_path
 from autotune.study_files import without_password
 from autotune.texts import texts_path
@@ -378,3 +379,12 @@ def test_a_name_with_dollar_signs_is_drawn_as_it_is(tmp_path: Path) -> None:
     swept = ["--sweep", "depth=0:2", "--plot", str(picture)]
     assert main(["what-if", str(path), *swept]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_document_is_whole_and_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    document = {"é 日本 🙂": "\x7f\x1b[31m\u202e\u200d\ud800\n\t \U000e0001"}
+    print_json(document)
+    printed = capsys.readouterr().out.removesuffix("\n")
+    assert printed.isprintable()
+    assert "é 日本 🙂" in printed
+    assert json.loads(printed) == document

@@ -1,7 +1,6 @@
 """`spectune bench`: our decoding beside transformers' `generate` and the machine's floor."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +8,7 @@ from profiles import GREEDY, Profile, load
 from profiles.errors import UsageError
 
 from ..commands.options import add_command, add_device, set_threads
+from ..console import print_json
 
 if TYPE_CHECKING:
     from engine.pair import LoadedTarget
@@ -88,7 +88,7 @@ def bench(arguments: argparse.Namespace) -> None:
     texts = measuring.record_texts(loaded, prompts, arguments.max_new_tokens, progress)
     result = measuring.bench(loaded, [*contenders, *modes], texts, progress, skipped)
     if arguments.json:
-        print(json.dumps(_document(loaded, texts, result), ensure_ascii=False))
+        print_json(_document(loaded, texts, result))
     else:
         _print(loaded, texts, result)
 

@@ -1,13 +1,13 @@
 """`spectune check`: is a profile whole, and does it still hold on this machine?"""
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from profiles import Profile, Recheck, check_writable, is_sealed, load, load_measurements_of, save
 from profiles.errors import SpectuneError, UsageError
 
+from ..console import print_json
 from .options import set_threads
 
 
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         document = {"profile": profile.name, "valid": True, "decision": profile.decision}
         document |= {"edited": not is_sealed(profile), "measured_trees": n_measured}
         document["recheck"] = found and found.model_dump(mode="json")
-        print(json.dumps(document, ensure_ascii=False))
+        print_json(document)
     else:
         _tell(path, profile, found, was_asked=arguments.remeasure)
     return int(found is not None and found.verdict == "refuted")

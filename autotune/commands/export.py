@@ -1,13 +1,12 @@
 """`spectune export`: a profile in the terms of a serving engine."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from profiles import ENGINES, Export, Profile, atomic_write, export, load
 
-from ..console import tell
+from ..console import print_json, tell
 
 
 def add_parser(subparsers: Any) -> None:
@@ -38,7 +37,7 @@ def run(arguments: argparse.Namespace) -> None:
         atomic_write(arguments.out, exported.text)
         tell(f"Wrote {arguments.out}.")
     if arguments.json:
-        print(json.dumps(_document(exported), ensure_ascii=False))
+        print_json(_document(exported))
     elif not arguments.out:
         print(exported.text, end="")
 

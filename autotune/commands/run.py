@@ -1,7 +1,6 @@
 """`spectune run`: decode prompts with a profile."""
 
 import argparse
-import json
 import warnings
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from profiles import Profile, compare, load
 from profiles.errors import UsageError
 
-from ..console import shown, tell
+from ..console import print_json, shown, tell
 from .options import add_command, add_remote_code, add_sampling, sampling_of, set_threads
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def run(arguments: argparse.Namespace) -> None:
             "guard": stats and asdict(stats),
             "results": results,
         }
-        print(json.dumps(document, ensure_ascii=False))
+        print_json(document)
 
 
 def _note_differences(profile: Profile, decoder: "SpeculativeDecoder") -> None:
@@ -183,7 +182,7 @@ def _compare(
     ids = [render(prompt, [], tokenizer, raw=options["raw"]) for prompt in prompts]
     figures = compare_decoders(decoder, ids, options)
     if arguments.json:
-        print(json.dumps(figures, ensure_ascii=False))
+        print_json(figures)
     else:
         print_comparison(figures)
 

@@ -1,7 +1,6 @@
 """`spectune tune`: find and prove the fastest draft tree, and write it as a profile."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ from profiles import GREEDY
 from profiles.engine_spaces import ENGINE_SPACES
 from profiles.errors import UsageError
 
-from ..console import tell
+from ..console import print_json, tell
 from ..report.command import show_profile
 from ..serving_engines.command import check_options, run_on_server
 from ..settings import Settings
@@ -215,7 +214,7 @@ def run(arguments: argparse.Namespace) -> None:
         then = f"run {out} --prompt TEXT" if on_own else f"export {out} --to {arguments.backend}"
         tell(f"Wrote {out}. Next: spectune {then}")
     elif arguments.json:
-        print(json.dumps({"plan_s": planned.seconds, "total_s": planned.total_s}))
+        print_json({"plan_s": planned.seconds, "total_s": planned.total_s})
     else:
         print(planned.text())
 

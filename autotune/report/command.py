@@ -1,7 +1,6 @@
 """`spectune show`: one profile, two side by side, or a folder of them. Loads no torch."""
 
 import argparse
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from profiles import Measurements, Profile, load, load_measurements_of
 from profiles.errors import SpectuneError, UsageError
 
-from ..console import tell
+from ..console import print_json, tell
 
 
 def add_parser(subparsers: Any) -> None:
@@ -55,7 +54,7 @@ def show_profile(path: Path, *, as_json: bool) -> None:
     """Print one profile, with the figures behind it where they are there."""
     profile = load(path)
     if as_json:
-        _print_json(profile.model_dump(mode="json", exclude_none=True))
+        print_json(profile.model_dump(mode="json", exclude_none=True))
         return
     from ..console import LiteralConsole
     from .terminal import print_profile
@@ -102,7 +101,7 @@ def _compare(first: Path, second: Path, *, as_json: bool) -> None:
     found = differences(load(first), load(second))
     if as_json:
         rows = [{"field": d.field, "a": d.first, "b": d.second} for d in found]
-        _print_json({"a": str(first), "b": str(second), "differences": rows})
+        print_json({"a": str(first), "b": str(second), "differences": rows})
         return
     from ..console import LiteralConsole
 
@@ -119,7 +118,7 @@ def _list(folder: Path, *, as_json: bool) -> None:
 
     entries, broken = read_folder(folder)
     if as_json:
-        _print_json(as_document(entries, broken))
+        print_json(as_document(entries, broken))
         return
     from ..console import LiteralConsole
 
@@ -128,7 +127,3 @@ def _list(folder: Path, *, as_json: bool) -> None:
         console.print(listing_table(entries, datetime.now(UTC)))
     for path, error in broken:
         console.print(f"{path.name} is no profile: {error}")
-
-
-def _print_json(document: Any) -> None:
-    print(json.dumps(document, ensure_ascii=False))

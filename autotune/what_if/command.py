@@ -1,8 +1,6 @@
 """`spectune what-if`: parse the question, print, save or draw the answers."""
 
 import argparse
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from profiles import atomic_write, check_writable
 from profiles.errors import UsageError
 
+from ..console import print_json
 from .scenario import KEYS
 
 if TYPE_CHECKING:
@@ -91,8 +90,7 @@ def _write(answers: "WhatIf", arguments: argparse.Namespace) -> None:
 
         atomic_write(arguments.plot, plot(answers))
     if arguments.json:
-        json.dump(document(answers), sys.stdout, ensure_ascii=False)
-        sys.stdout.write("\n")
+        print_json(document(answers))
         return
     from ..console import LiteralConsole
     from .table import print_answers
