@@ -25,4 +25,6 @@ def main(folder: str, target: str, domain: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -16,4 +16,6 @@ def main(
 
 
 if __name__ == "__main__":
+    if not 2 <= len(sys.argv) <= 5:
+        sys.exit(__doc__)
     main(*sys.argv[1:])
