@@ -21,7 +21,8 @@ class StopRules:
     Args:
         max_new_tokens: Exact budget, at least 1.
         eos_ids: Token ids that end the text (the id itself is kept, as transformers does).
-        stop_strings: Texts that end it; the token that completes one is kept.
+        stop_strings: Texts that end it; the token that completes one is kept. None spans a token
+            that the tokenizer does not have, as in transformers.
         criteria: Stopping criteria of transformers, called with (ids [1, n], scores [1, V]).
         tokenizer: Needed for `stop_strings` only.
         device: Where criteria expect their tensors.

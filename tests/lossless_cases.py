@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -203,10 +204,15 @@ def transformers_greedy(wanted: Wanted) -> list[int]:
 def cut_at_stop_string(ids: Sequence[int], stop_strings: Sequence[str]) -> list[int]:
     """Return the ids up to the one that completes a stop string, found by decoding each prefix."""
     for end in range(1, len(ids) + 1):
-        text = TOKENIZER.decode(ids[:end])
-        if any(stop in text for stop in stop_strings):
+        if any(stop in text for stop in stop_strings for text in _texts(ids[:end])):
             return list(ids[:end])
     return list(ids)
+
+
+def _texts(ids: Sequence[int]) -> list[str]:
+    """Return the texts between ids that the tokenizer lacks: no stop string spans these."""
+    runs = groupby(ids, key=lambda i: TOKENIZER.convert_ids_to_tokens(i) is not None)
+    return [TOKENIZER.decode(list(run)) for is_known, run in runs if is_known]
 
 
 def plain_lead(wanted: Wanted, index: int) -> float:
