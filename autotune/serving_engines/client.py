@@ -28,7 +28,8 @@ class Client:
             connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=HEALTH_S)
             with closing(connection):
                 connection.request("GET", "/health")
-                return connection.getresponse().status == 200
+                with connection.getresponse() as response:
+                    return response.status == 200
         return False
 
     def get(self, path: str) -> str:
@@ -49,10 +50,10 @@ class Client:
         try:
             with closing(connection):
                 connection.request(method, path, body, headers)
-                response = connection.getresponse()
-                if response.status != 200:
-                    raise ServerError(f"it answered {response.status}: {response.read(300)!r}")
-                yield from response
+                with connection.getresponse() as response:
+                    if response.status != 200:
+                        raise ServerError(f"it answered {response.status}: {response.read(300)!r}")
+                    yield from response
         except (OSError, http.client.HTTPException) as error:
             raise ServerError(f"no answer ({error!r})") from error
 
