@@ -149,6 +149,7 @@ def test_a_size_is_proved_by_enough_batches_that_agree() -> None:
     [
         ([(2, 1.5), (4, 1.2)], [GOOD, GOOD], ["2", "3 to 4", "5 and more"], "not measured"),
         ([(2, 1.5), (4, 1.2)], [GOOD, BAD], ["2", "3 and more"], "Not proved faster"),
+        ([(2, 1.5), (4, 1.2)], [GOOD, FEW], ["2", "3 and more"], "2 batches of 4 .* hold out 12"),
         ([(2, 1.5), (4, 0.9)], [GOOD], ["2", "3 and more"], "No tree was faster on 4 .*0.900x"),
         ([(2, 0.9), (4, 1.5)], [], ["2 and more"], "No tree was faster on 2"),
         ([(4, 1.5), (8, 1.5)], [GOOD], ["2 to 4", "5 and more"], "fewer than 8 prompts were held"),

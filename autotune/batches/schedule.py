@@ -11,7 +11,7 @@ from ..job import Job
 from ..progress import Silent
 from ..proving import Proof
 from ..tracing import Conversation
-from .proving import SizeProof, prove_sizes
+from .proving import MIN_BATCHES, SizeProof, prove_sizes
 from .trying import SizeTimes, measure_sizes
 
 
@@ -112,6 +112,12 @@ def _plain_range(
     elif proofs:
         tried, evidence = proofs[0].tree, proofs[0].evidence
         reason = f"Not proved faster than plain decoding: {proofs[0].figures()}."
+        if (n := len(proofs[0].times.plain_s)) < MIN_BATCHES:
+            n_prompts = MIN_BATCHES * sizes[0].size
+            reason = (
+                f"Insufficient evidence: {n} batches of {sizes[0].size} held-out prompts prove "
+                f"nothing; hold out {n_prompts} prompts (--holdout-prompts)."
+            )
     elif (n_fit := sizes[0].n_fit) < sizes[0].size:
         reason = f"Not measured: the memory holds {n_fit} prompts at a time, not {sizes[0].size}."
     elif (tried := sizes[0].best) is None:
