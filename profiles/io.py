@@ -81,14 +81,24 @@ def _mark(target: Path) -> str:
     return f".spectune-{digest[:8]}-"
 
 
-def check_writable(path: PathLike) -> None:
+def check_writable(path: PathLike, *read: PathLike) -> None:
     """Refuse now what `atomic_write` would refuse after hours of work; changes nothing.
+
+    Args:
+        path: What will be written.
+        *read: Files it is made from, which it must not replace.
 
     Raises:
         SpectuneError: The path is a folder or cannot be written.
+        UsageError: It is one of the files it is made from.
     """
     with _explained(path):
         target = Path(os.path.realpath(path))
+        if target in {Path(os.path.realpath(other)) for other in read}:
+            raise UsageError(
+                f"a result must not overwrite what it is made from, but {os.fspath(path)} is that "
+                "file: choose another path"
+            )
         _check_replaceable(target)
         with tempfile.TemporaryFile(dir=target.parent):
             pass

@@ -178,8 +178,11 @@ def test_any_command_line_is_done_or_refused(n_cases: int, pool: Pool) -> None:
 
 
 @cases(few=150, many=4500)
-def test_any_question_is_answered_in_finite_figures_or_refused(n_cases: int, pool: Pool) -> None:
-    basis = basis_of_profile("toy.yaml")
+def test_any_question_is_answered_in_finite_figures_or_refused(
+    n_cases: int, tmp_path: Path
+) -> None:
+    toy_what_if.write(tmp_path)
+    basis = basis_of_profile(tmp_path / "toy.yaml")
     options = st.lists(settings_text(), max_size=3)
 
     @given(options, options)

@@ -79,7 +79,7 @@ EDITS: dict[str, Any] = {
     "float8": lambda t: t.to(torch.float8_e4m3fn) if t.is_floating_point() else t,
     "complex": lambda t: t.to(torch.complex64),
     "flat": lambda t: t.reshape(-1),
-    "scalar": lambda t: t.reshape(-1)[:1].reshape(()),
+    "scalar": lambda t: t.reshape(-1)[0] if t.numel() else t,
     "empty": lambda t: t[:0],
     "turned": lambda t: t.T.contiguous() if t.dim() == 2 else t,
     "longer": lambda t: torch.cat([t, t]),

@@ -388,3 +388,29 @@ def test_a_document_is_whole_and_moves_no_cursor(capsys: pytest.CaptureFixture[s
     assert printed.isprintable()
     assert "é 日本 🙂" in printed
     assert json.loads(printed) == document
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["what-if", "toy.yaml", "--csv", "toy.yaml"],
+        ["what-if", "toy.yaml", "--sweep", "depth=1:2", "--plot", "./toy.yaml"],
+        ["what-if", "toy.yaml", "--csv", "toy.measurements.json.gz"],
+        ["export", "toy.yaml", "--to", "sglang", "--out", "link.yaml"],
+        ["show", "toy.yaml", "--html", "toy.yaml"],
+        ["tune", "--target", "x", "--prompts", "link.yaml", "--out", "toy.yaml"],
+    ],
+)
+def test_no_result_overwrites_what_it_is_made_from(
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    toy_what_if.write(tmp_path)
+    (tmp_path / "link.yaml").symlink_to("toy.yaml")
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert main(command) == 2
+    assert "must not overwrite what it is made from" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

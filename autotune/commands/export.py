@@ -4,7 +4,16 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from profiles import ENGINES, Export, Profile, atomic_write, export, load
+from profiles import (
+    ENGINES,
+    Export,
+    Profile,
+    atomic_write,
+    check_writable,
+    export,
+    load,
+    measurements_path,
+)
 
 from ..console import print_json, tell
 
@@ -34,6 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
     profile = _with_folders(load(arguments.profile))
     exported = export(profile, arguments.to, chain=arguments.project == "chain")
     if arguments.out:
+        check_writable(arguments.out, arguments.profile, measurements_path(arguments.profile))
         atomic_write(arguments.out, exported.text)
         tell(f"Wrote {arguments.out}.")
     if arguments.json:

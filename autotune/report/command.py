@@ -5,7 +5,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from profiles import Measurements, Profile, load, load_measurements_of
+from profiles import (
+    Measurements,
+    Profile,
+    check_writable,
+    load,
+    load_measurements_of,
+    measurements_path,
+)
 from profiles.errors import SpectuneError, UsageError
 
 from ..console import print_json, tell
@@ -90,6 +97,7 @@ def _write_page(path: Path, out: Path, *, keep_text: bool) -> None:
     from .page import write_report
 
     profile = load(path)
+    check_writable(out, path, measurements_path(path), texts_path(path))
     texts = load_texts(texts_path(path)) if keep_text else ()
     write_report(profile, measurements_of(profile, path), path, out, texts)
     tell(f"Wrote {out}.")

@@ -94,7 +94,7 @@ def tune_server(
             servers' logs are left beside it.
     """
     for path in (out, measurements_path(out), report_path(out), texts_path(out)):
-        check_writable(path)
+        check_writable(path, prompts)
     watch, logs = Stopwatch(), logs_path(out)
     with study_home(out, None, resume=False), ExitStack() as servers:
         with watch.step("prepare"):  # 1, 2: sample, models, device, a server without a draft

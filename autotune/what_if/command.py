@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from profiles import atomic_write, check_writable
+from profiles import atomic_write, check_writable, measurements_path
 from profiles.errors import UsageError
 
 from ..console import print_json
@@ -69,13 +69,15 @@ def run(arguments: argparse.Namespace) -> None:
     changes, sweeps = _pairs(arguments.set, "--set"), _pairs(arguments.sweep, "--sweep")
     if arguments.plot is not None and not sweeps:
         raise UsageError("--plot needs something to plot against: add a --sweep")
-    for path in (arguments.csv, arguments.plot):
-        if path is not None:
-            check_writable(path)
     if arguments.profile is not None:
         basis = basis_of_profile(arguments.profile)
+        read = [arguments.profile, measurements_path(arguments.profile)]
     else:
         basis = basis_of_numbers(arguments.measurements)
+        read = [arguments.measurements]
+    for path in (arguments.csv, arguments.plot):
+        if path is not None:
+            check_writable(path, *read)
     answers = what_if(basis, changes, sweep=sweeps)
     _write(answers, arguments)
 
