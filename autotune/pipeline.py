@@ -70,8 +70,9 @@ def tune(
         SpectuneError: Something asked for cannot be done; then no file has changed but the study.
     """
     out, settings, progress = Path(out), settings or Settings(), progress or Silent()
+    check_writable(out, prompts)
     beside = [place(out) for place in (measurements_path, study_path, report_path, texts_path)]
-    for path in (out, *beside):
+    for path in beside:
         check_writable(path, prompts)
     watch = Stopwatch()
     if study is not None and budget_s is not None:

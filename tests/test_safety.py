@@ -414,3 +414,11 @@ def test_no_result_overwrites_what_it_is_made_from(
     assert main(command) == 2
     assert "must not overwrite what it is made from" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("backend", [[], ["--backend", "vllm"]])
+def test_an_empty_name_of_a_profile_is_refused(
+    backend: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", "--target", "x", "--prompts", "y.jsonl", "--out", "", *backend]) in (1, 2)
+    assert "Traceback" not in capsys.readouterr().err

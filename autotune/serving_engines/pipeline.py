@@ -93,8 +93,9 @@ def tune_server(
         SpectuneError: Something asked for cannot be done; then no profile was written, and the
             servers' logs are left beside it.
     """
-    for path in (out, measurements_path(out), report_path(out), texts_path(out)):
-        check_writable(path, prompts)
+    check_writable(out, prompts)
+    for place in (measurements_path, report_path, texts_path):
+        check_writable(place(out), prompts)
     watch, logs = Stopwatch(), logs_path(out)
     with study_home(out, None, resume=False), ExitStack() as servers:
         with watch.step("prepare"):  # 1, 2: sample, models, device, a server without a draft
