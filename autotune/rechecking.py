@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from engine.decoder import SpeculativeDecoder, UntrustedProfileWarning
+from engine.decoder import SpeculativeDecoder
 from engine.forced import run_forced
 from engine.pair import LoadedTarget
 from engine.reference import reference_times
+from engine.trust import UntrustedProfileWarning
 from profiles import (
     PLAIN,
     Alternative,

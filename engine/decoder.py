@@ -3,22 +3,16 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from profiles import (
     GREEDY,
     PLAIN,
-    Device,
-    DraftRef,
-    Facts,
-    Mismatch,
     Profile,
     Sampling,
     Serving,
     TreeConfig,
-    compare,
     load,
 )
 from profiles.errors import UsageError
@@ -29,7 +23,6 @@ from .batch import BatchObserver, TreeOfBatch, decode_many
 from .decode import DecodeStats, Request, decode
 from .devices import device_like
 from .draft import Draft, fresh, remember
-from .fingerprint import describe_device
 from .guard import Guard, GuardStats
 from .memory import room_for
 from .pair import LoadedTarget, draft_of, load_target
@@ -37,13 +30,10 @@ from .sampling import LogitsProcessor, Sampler, request_seed
 from .stopping import StoppingCriterion, StopRules
 from .text import TextStream, encode_prompt
 from .trace import Trace
+from .trust import UntrustedProfileWarning, check_engine, facts, fatal_mismatches, why_untrusted
 
 Prompt = str | Sequence[dict[str, str]] | Sequence[int]
 """A user's text, a list of chat messages, or token ids taken as they are."""
-
-
-class UntrustedProfileWarning(UserWarning):
-    """A profile does not fit this deployment, so decoding is plain."""
 
 
 @dataclass(frozen=True)
@@ -155,10 +145,10 @@ class SpeculativeDecoder:
         raw = profile.domain.template == "none"  # prompts are built as those that were measured
         if profile.decision == "plain":
             return cls(loaded, sampling=sampling, raw=raw)
-        fatal = _fatal(profile, facts(loaded, profile.draft, sampling))
+        fatal = fatal_mismatches(profile, facts(loaded, profile.draft, sampling))
         if not fatal or trust:
             draft = draft_of(profile.draft, loaded)
-            fatal = _fatal(profile, facts(loaded, draft.ref, sampling))
+            fatal = fatal_mismatches(profile, facts(loaded, draft.ref, sampling))
             if not fatal or trust:
                 return cls(
                     loaded,
@@ -169,7 +159,7 @@ class SpeculativeDecoder:
                     raw=raw,
                     tree_of_batch=profile.tree_of_batch,
                 )
-        warnings.warn(_distrust(profile, fatal), UntrustedProfileWarning, stacklevel=2)
+        warnings.warn(why_untrusted(profile, fatal), UntrustedProfileWarning, stacklevel=2)
         return cls(loaded, sampling=sampling, raw=raw)
 
     def request(
@@ -345,40 +335,3 @@ class SpeculativeDecoder:
         """Return what a finished request generated."""
         text = self.loaded.tokenizer.decode(request.generated, skip_special_tokens=True)
         return Generation(request.generated, text, request.stop_reason or "", request.stats)
-
-
-def facts(loaded: LoadedTarget, draft: DraftRef, sampling: Sampling) -> Facts:
-    """Return what a profile must agree with to be trusted here."""
-    return Facts(
-        device=Device(**describe_device(loaded.target.device)),
-        target=loaded.ref,
-        draft=draft,
-        sampling=sampling,
-        spectune=version("spectune"),
-    )
-
-
-def check_engine(profile: Profile) -> None:
-    """Refuse a profile that was measured on another engine: it says nothing about this one.
-
-    Raises:
-        UsageError: It was.
-    """
-    if profile.server is not None:
-        raise UsageError(
-            f"this engine runs profiles made on it, but {profile.name} was made on "
-            f"{profile.engine} {profile.server.version}; see how to start that with: spectune "
-            f"export FILE --to {profile.engine}"
-        )
-
-
-def _fatal(profile: Profile, found: Facts) -> list[Mismatch]:
-    return [m for m in compare(profile, found) if m.level == "fatal"]
-
-
-def _distrust(profile: Profile, fatal: list[Mismatch]) -> str:
-    differences = "; ".join(str(mismatch) for mismatch in fatal)
-    return (
-        f"the profile {profile.name} was not made for this deployment ({differences}), so "
-        "decoding is plain; tune again here, or trust it all the same with --trust (trust=True)"
-    )

@@ -29,11 +29,12 @@ from autotune.proving import prove
 from autotune.racing import ForcedTrack
 from autotune.report.job_report import report_path
 from autotune.study_files import study_home, study_path
-from engine.decoder import SpeculativeDecoder, UntrustedProfileWarning
+from engine.decoder import SpeculativeDecoder
 from engine.forced import ForcedRun, run_forced
 from engine.guard import Guard
 from engine.pair import LoadedTarget, load_target
 from engine.trace import Trace
+from engine.trust import UntrustedProfileWarning
 from pairs import (
     read,
     save,

@@ -11,11 +11,11 @@ import torch
 import engine.decoder as decoder_module
 import toy_profiles
 from engine import SpeculativeDecoder
-from engine.decoder import UntrustedProfileWarning, facts
 from engine.lookup import LookupDraft
 from engine.model_draft import ModelDraft
 from engine.pair import LoadedTarget
 from engine.target import Target
+from engine.trust import UntrustedProfileWarning, facts
 from profiles import PLAIN, DraftRef, Profile, Sampling, TargetRef, TreeConfig
 from profiles.errors import SpectuneError, UsageError
 from tiny import VOCAB, tiny_model, tiny_tokenizer, twin_with_noise

@@ -111,13 +111,7 @@ def _plain_range(
         reason = "Larger batches were not measured."
     elif proofs:
         tried, evidence = proofs[0].tree, proofs[0].evidence
-        reason = f"Not proved faster than plain decoding: {proofs[0].figures()}."
-        if (n := len(proofs[0].times.plain_s)) < MIN_BATCHES:
-            n_prompts = MIN_BATCHES * sizes[0].size
-            reason = (
-                f"Insufficient evidence: {n} batches of {sizes[0].size} held-out prompts prove "
-                f"nothing; hold out {n_prompts} prompts (--holdout-prompts)."
-            )
+        reason = _not_proved(proofs[0])
     elif (n_fit := sizes[0].n_fit) < sizes[0].size:
         reason = f"Not measured: the memory holds {n_fit} prompts at a time, not {sizes[0].size}."
     elif (tried := sizes[0].best) is None:
@@ -128,4 +122,13 @@ def _plain_range(
         reason = f"No tree was faster on {sizes[0].size} tune prompts at a time: {speedup:.3f}x."
     return BatchRange(
         batch=[first, None], decision="plain", reason=reason, tried=tried, evidence=evidence
+    )
+
+
+def _not_proved(proof: SizeProof) -> str:
+    if (n := len(proof.times.plain_s)) >= MIN_BATCHES:
+        return f"Not proved faster than plain decoding: {proof.figures()}."
+    return (
+        f"Insufficient evidence: {n} batches of {proof.size} held-out prompts prove nothing; hold "
+        f"out {MIN_BATCHES * proof.size} prompts (--holdout-prompts)."
     )

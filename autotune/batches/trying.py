@@ -85,29 +85,31 @@ def measure_sizes(
     """Time plain decoding and every tree on batches of tune prompts, at every size asked for."""
     space = job.spaces[leader.draft]
     trees = [tree for tree in trees_for_batches(leader, measured) if space.contains(tree)]
-    planned = {n: batches_of(texts, n)[:N_BATCHES] for n in larger_sizes(job.settings)}
+    decoders = [batch_decoder(job, leader.draft, tree) for tree in (PLAIN, *trees)]
+    n_tokens = longest_text(job.sample, job.settings)
+    n_fit = min(decoder.rows_that_fit(n_tokens) for decoder in decoders)
+    planned = {
+        n: batches_of(texts, n)[:N_BATCHES] if n <= n_fit else []
+        for n in larger_sizes(job.settings)
+    }
     n_runs = sum(map(len, planned.values())) * (3 + len(trees))
     with progress.step("Measuring batches", n_runs) as tick:
         return [
-            _measure_size(job, leader.draft, size, trees, batches, tick)
+            _measure_size(SizeTimes(size, n_fit=n_fit), decoders, batches, job.settings.seed, tick)
             for size, batches in planned.items()
         ]
 
 
 def _measure_size(
-    job: Job,
-    draft: str,
-    size: int,
-    trees: Sequence[TreeConfig],
+    times: SizeTimes,
+    decoders: Sequence[SpeculativeDecoder],
     batches: Sequence[Sequence[Trace]],
+    seed: int,
     tick: Tick,
 ) -> SizeTimes:
-    plain, *others = [batch_decoder(job, draft, tree) for tree in (PLAIN, *trees)]
-    n_tokens = longest_text(job.sample, job.settings)
-    n_fit = min(decoder.rows_that_fit(n_tokens) for decoder in (plain, *others))
-    rng, times = random.Random(job.settings.seed), SizeTimes(size, n_fit=n_fit)
-    if n_fit < size:
-        return times
+    """Add the times of plain decoding, the first of the decoders, and of every tree."""
+    plain, *others = decoders
+    rng = random.Random(seed)
 
     def run(decoder: SpeculativeDecoder, batch: Sequence[Trace]) -> ForcedBatch:
         done = run_forced_batch(decoder, batch)

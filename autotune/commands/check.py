@@ -8,7 +8,7 @@ from profiles import Profile, Recheck, check_writable, is_sealed, load, load_mea
 from profiles.errors import SpectuneError, UsageError
 
 from ..console import print_json
-from .options import set_threads
+from .options import add_command, add_remote_code, set_threads, threads_of
 
 
 def add_parser(subparsers: Any) -> None:
@@ -17,12 +17,8 @@ def add_parser(subparsers: Any) -> None:
         "Check that a profile and its measurements are whole and consistent, and, with "
         "--remeasure, that it is still faster than plain decoding here."
     )
-    command = subparsers.add_parser("check", help=text, description=text)
-    command.set_defaults(command=run)
+    command = add_command(subparsers, "check", text, run)
     command.add_argument("profile", type=Path, help="the YAML file that `tune` wrote")
-    command.add_argument(
-        "--json", action="store_true", help="print one JSON document and nothing else"
-    )
     again = command.add_argument_group(
         "measuring again",
         "says confirmed, inconclusive (the profile stays) or refuted (it is rewritten as plain, "
@@ -44,9 +40,7 @@ def add_parser(subparsers: Any) -> None:
     again.add_argument(
         "--trust", action="store_true", help="measure though the profile does not fit here"
     )
-    again.add_argument(
-        "--trust-remote-code", action="store_true", help="run the code a checkpoint brings"
-    )
+    add_remote_code(again)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -79,7 +73,7 @@ def _remeasure(arguments: argparse.Namespace, profile: Profile) -> tuple[Profile
     from ..rechecking import recheck, with_recheck
 
     check_writable(arguments.profile)
-    set_threads(profile.device.threads if profile.device.kind == "cpu" else None)
+    set_threads(threads_of(profile))
     found = recheck(
         profile,
         arguments.prompts,

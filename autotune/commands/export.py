@@ -16,13 +16,13 @@ from profiles import (
 )
 
 from ..console import print_json, tell
+from .options import add_command
 
 
 def add_parser(subparsers: Any) -> None:
     """Add the command to the command line."""
     text = "Write a profile as settings of a serving engine, or say why that engine cannot run it."
-    command = subparsers.add_parser("export", help=text, description=text)
-    command.set_defaults(command=run)
+    command = add_command(subparsers, "export", text, run)
     command.add_argument("profile", type=Path, help="the YAML file that `tune` wrote")
     command.add_argument("--to", required=True, choices=ENGINES, metavar="ENGINE", help=_NAMES)
     command.add_argument(
@@ -32,9 +32,6 @@ def add_parser(subparsers: Any) -> None:
     )
     command.add_argument(
         "--out", type=Path, metavar="FILE", help="write it there, not to the terminal"
-    )
-    command.add_argument(
-        "--json", action="store_true", help="print one JSON document and nothing else"
     )
 
 

@@ -3,16 +3,28 @@
 import argparse
 from typing import Any
 
-from profiles import Sampling, validated
+from profiles import Profile, Sampling, validated
 from profiles.errors import UsageError
 
 MAX_THREADS = 1024
 """More are a mistake, and the system may refuse to make them."""
 
 
-def add_command(subparsers: Any, name: str, text: str, run: object) -> argparse.ArgumentParser:
-    """Add a command that can print JSON to the command line."""
-    command: argparse.ArgumentParser = subparsers.add_parser(name, help=text, description=text)
+def add_command(
+    subparsers: Any, name: str, text: str, run: object, **layout: Any
+) -> argparse.ArgumentParser:
+    """Add a command that can print JSON to the command line.
+
+    Args:
+        subparsers: The commands.
+        name: What it is called.
+        text: What it does, in a sentence.
+        run: Is given the parsed arguments.
+        **layout: Arguments of `ArgumentParser` on how its help looks.
+    """
+    command: argparse.ArgumentParser = subparsers.add_parser(
+        name, help=text, description=text, **layout
+    )
     command.set_defaults(command=run)
     command.add_argument(
         "--json", action="store_true", help="print one JSON document and nothing else"
@@ -39,7 +51,7 @@ def add_device(command: argparse.ArgumentParser) -> None:
     add_remote_code(command)
 
 
-def add_remote_code(command: argparse.ArgumentParser) -> None:
+def add_remote_code(command: argparse._ActionsContainer) -> None:
     """Add the option of running what comes with a checkpoint."""
     command.add_argument(
         "--trust-remote-code", action="store_true", help="run the code a checkpoint brings"
@@ -63,6 +75,11 @@ def sampling_of(arguments: argparse.Namespace, default: Sampling) -> Sampling:
     }
     changes = {name: value for name, value in given.items() if value is not None}
     return validated(Sampling, default.model_dump() | changes, "the sampling options")
+
+
+def threads_of(profile: Profile) -> int | None:
+    """Return the CPU threads a profile was made with; None if it was made on a GPU."""
+    return profile.device.threads if profile.device.kind == "cpu" else None
 
 
 def set_threads(threads: int | None) -> None:

@@ -10,7 +10,14 @@ from profiles import Profile, compare, load
 from profiles.errors import UsageError
 
 from ..console import print_json, shown, tell
-from .options import add_command, add_remote_code, add_sampling, sampling_of, set_threads
+from .options import (
+    add_command,
+    add_remote_code,
+    add_sampling,
+    sampling_of,
+    set_threads,
+    threads_of,
+)
 
 if TYPE_CHECKING:
     from engine.decoder import Generation, SpeculativeDecoder
@@ -74,7 +81,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.compare and arguments.stream:
         raise UsageError("--compare prints figures and --stream prints text; give one of them")
     profile = load(arguments.profile)
-    set_threads(profile.device.threads if profile.device.kind == "cpu" else None)
+    set_threads(threads_of(profile))
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, *_, **__: tell(f"spectune: {message}")
@@ -114,7 +121,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _note_differences(profile: Profile, decoder: "SpeculativeDecoder") -> None:
     """Tell what is harmless but not as it was when the profile was made."""
-    from engine.decoder import facts
+    from engine.trust import facts
 
     if profile.decision == "plain":
         return

@@ -15,14 +15,14 @@ from profiles import (
 )
 from profiles.errors import SpectuneError, UsageError
 
+from ..commands.options import add_command
 from ..console import print_json, tell
 
 
 def add_parser(subparsers: Any) -> None:
     """Add the command to the command line."""
     text = "Print what a profile says, compare two, or list a folder of them."
-    command = subparsers.add_parser("show", help=text, description=text)
-    command.set_defaults(command=run)
+    command = add_command(subparsers, "show", text, run)
     command.add_argument(
         "paths",
         nargs="+",
@@ -37,9 +37,6 @@ def add_parser(subparsers: Any) -> None:
         "--keep-text",
         action="store_true",
         help="show a few of the prompts and answers that `tune --keep-text` kept in the page",
-    )
-    command.add_argument(
-        "--json", action="store_true", help="print one JSON document and nothing else"
     )
 
 

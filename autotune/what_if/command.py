@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from profiles import atomic_write, check_writable, measurements_path
 from profiles.errors import UsageError
 
+from ..commands.options import add_command
 from ..console import print_json
 from .scenario import KEYS
 
@@ -19,14 +20,14 @@ def add_parser(subparsers: Any) -> None:
     """Add the command to the command line."""
     text = "Predict speed elsewhere or under other conditions, from a profile or numbers alone."
     keys = "\n".join(f"  {name:17} {key.text}" for name, key in KEYS.items())
-    command = subparsers.add_parser(
+    command = add_command(
+        subparsers,
         "what-if",
-        help=text,
-        description=text,
+        text,
+        run,
         epilog=f"keys:\n{keys}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.set_defaults(command=run)
     command.add_argument("profile", nargs="?", type=Path, help="the YAML file that `tune` wrote")
     command.add_argument(
         "--measurements",
@@ -47,9 +48,6 @@ def add_parser(subparsers: Any) -> None:
         default=[],
         metavar="KEY=LO:HI[:STEP]",
         help="try a range, or values separated by commas; two sweeps make a grid",
-    )
-    command.add_argument(
-        "--json", action="store_true", help="print one JSON document and nothing else"
     )
     command.add_argument("--csv", type=Path, metavar="FILE", help="save the rows as CSV")
     command.add_argument("--plot", type=Path, metavar="FILE.png", help="save a picture")
