@@ -9,7 +9,8 @@ from autotune.bench.measuring import FLOOR
 from autotune.bench.speeds import Figure, ratio_of_totals
 
 SPECULATIVE = "spectune speculative"
-OURS = (PLAIN_NAME, SPECULATIVE, FLOOR)
+ENGINES = ("transformers", "vLLM", "OpenVINO", "llama.cpp")
+"""The engines; the names of their modes begin with theirs."""
 
 Figures = dict[str, float | str | None]
 
@@ -25,14 +26,12 @@ def domain_figures(runs: Runs) -> Figures:
     figures: Figures = {}
     if PLAIN_NAME in runs:
         figures |= flat("speculative_over_plain", _speed(runs, SPECULATIVE, PLAIN_NAME))
-    vllm = fastest(runs, [name for name in runs if name.startswith("vLLM ")])
-    if vllm:
-        figures |= flat("speculative_over_vllm", _speed(runs, SPECULATIVE, vllm))
-        figures["speculative_over_vllm_against"] = vllm
-    best = fastest(runs, [name for name in runs if name not in OURS])
-    if best:
-        figures |= flat("speculative_over_best_peer", _speed(runs, SPECULATIVE, best))
-        figures["speculative_over_best_peer_against"] = best
+    for engine in ENGINES:
+        best = fastest(runs, [name for name in runs if name.startswith(f"{engine} ")])
+        if best:
+            figure = f"speculative_over_{engine.lower()}"
+            figures |= flat(figure, _speed(runs, SPECULATIVE, best))
+            figures[f"{figure}_against"] = best
     return figures
 
 

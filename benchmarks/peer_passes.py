@@ -1,10 +1,15 @@
-"""What a target pass of 8 tokens and a draft step cost, in 1-token passes of the target."""
+"""What the target's passes are made of: 8 tokens, draft steps and linear layers beside 1 token."""
 
 from collections.abc import Sequence
 
+import numpy as np
+from torch.profiler import ProfilerActivity, profile
+
 from autotune.bench.contest import flat
 from autotune.bench.speeds import median_of
+from engine.decoder import SpeculativeDecoder
 from engine.draft import Draft
+from engine.forced import run_forced
 from engine.pair import LoadedTarget
 from engine.rounds import ProbeDraft, RoundTime, measure_rounds
 from engine.trace import Trace
@@ -12,6 +17,7 @@ from profiles import GREEDY, TreeConfig
 
 N_ROUNDS = 30
 PASS_TOKENS = 8
+PACKED_CALL = "mkldnn::_linear_pointwise"
 STEPS = TreeConfig.chain(4)
 """The tree whose draft steps are timed: after the extend pass there are three more."""
 
@@ -29,6 +35,19 @@ def pass_figures(
     steps = _rounds(loaded, draft, texts, STEPS)
     shares = [step.levels_s / (STEPS.depth - 1) / plain.verify_s for step, plain in steps]
     return figures | flat("draft_step_share", median_of(shares))
+
+
+def linears_s(loaded: LoadedTarget, text: Trace) -> list[float]:
+    """Return the seconds that each plain pass spends in packed linear layers; none if unpacked.
+
+    By torch's profiler.
+    """
+    decoder = SpeculativeDecoder(loaded)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        run_forced(decoder, text)
+    calls = [e.self_cpu_time_total for e in profiler.events() if e.name == PACKED_CALL]
+    by_pass = np.array(calls).reshape(len(text.generated), -1).sum(axis=1) / 1e6
+    return by_pass.tolist() if calls else []
 
 
 def _rounds(

@@ -82,11 +82,11 @@ def test_figures_compare_with_the_best_mode_of_each_engine() -> None:
     assert figures["speculative_over_plain"] == pytest.approx(2.0)
     assert figures["speculative_over_vllm"] == pytest.approx(1.5)
     assert figures["speculative_over_vllm_against"] == "vLLM suffix"
-    assert figures["speculative_over_best_peer"] == pytest.approx(0.8)
-    assert figures["speculative_over_best_peer_against"] == "OpenVINO plain"
+    assert figures["speculative_over_openvino"] == pytest.approx(0.8)
+    assert figures["speculative_over_openvino_against"] == "OpenVINO plain"
     alone = domain_figures(named(2.0, 1.0, 4.0, 0.5))
     assert "speculative_over_vllm" not in alone
-    assert alone["speculative_over_best_peer_against"] == GENERATE
+    assert alone["speculative_over_transformers_against"] == GENERATE
 
 
 def test_overall_figures_pool_the_domains_and_leave_out_who_missed_one() -> None:
