@@ -39,9 +39,8 @@ def read_folder(folder: Path) -> tuple[list[Entry], list[Broken]]:
 def listing_table(entries: Sequence[Entry], now: datetime) -> Table:
     """Return profiles as a table: device, pair, domain, tree, speedup and age."""
     table = Table(box=SIMPLE)
-    names = max((len(path.name) for path, _ in entries), default=0)
-    for title, kept in (("file", names), ("device", 0), ("pair", 0), ("domain", 0), ("tree", 12)):
-        table.add_column(title, overflow="fold", min_width=min(kept, 24))
+    for title in ("file", "device", "pair", "domain", "tree"):
+        table.add_column(title, overflow="fold")
     for title in ("speedup", "at least", "age"):
         table.add_column(title, justify="right", no_wrap=True)
     for path, profile in entries:
