@@ -9,8 +9,7 @@ from autotune.bench.measuring import FLOOR
 from autotune.bench.speeds import Figure, ratio_of_totals
 
 SPECULATIVE = "spectune speculative"
-ENGINES = ("transformers", "vLLM", "OpenVINO", "llama.cpp")
-"""The engines; the names of their modes begin with theirs."""
+OURS = (PLAIN_NAME, SPECULATIVE, FLOOR)
 
 Figures = dict[str, float | str | None]
 
@@ -18,20 +17,22 @@ Figures = dict[str, float | str | None]
 def domain_figures(runs: Runs) -> Figures:
     """Return how fast speculation is beside our plain decoding and beside each engine's best.
 
-    An engine's best mode is the one with the least total time on these prompts, which flatters
-    the engine a little, never us.
+    A contender's name begins with that of its engine. An engine's best mode is the one with the
+    least total time on these prompts, which flatters the engine a little, never us.
     """
     if SPECULATIVE not in runs:
         return {}
     figures: Figures = {}
     if PLAIN_NAME in runs:
         figures |= flat("speculative_over_plain", _speed(runs, SPECULATIVE, PLAIN_NAME))
-    for engine in ENGINES:
-        best = fastest(runs, [name for name in runs if name.startswith(f"{engine} ")])
-        if best:
-            figure = f"speculative_over_{engine.lower()}"
-            figures |= flat(figure, _speed(runs, SPECULATIVE, best))
-            figures[f"{figure}_against"] = best
+    modes: dict[str, list[str]] = {}
+    for name in runs.keys() - set(OURS):
+        modes.setdefault(name.partition(" ")[0], []).append(name)
+    for engine in sorted(modes):
+        best = fastest(runs, modes[engine])
+        figure = f"speculative_over_{engine.lower()}"
+        figures |= flat(figure, _speed(runs, SPECULATIVE, best))
+        figures[f"{figure}_against"] = best
     return figures
 
 
@@ -58,9 +59,9 @@ def pool(by_domain: Mapping[str, Runs]) -> Runs:
     return {name: [run for runs in by_domain.values() for run in runs[name]] for name in names}
 
 
-def fastest(runs: Runs, names: Sequence[str]) -> str | None:
-    """Return which of some contenders took the least time in all; None if there are none."""
-    return min(names, key=lambda name: sum(run.total_s for run in runs[name]), default=None)
+def fastest(runs: Runs, names: Sequence[str]) -> str:
+    """Return which of some contenders took the least time in all."""
+    return min(names, key=lambda name: sum(run.total_s for run in runs[name]))
 
 
 def speeds(runs: Runs) -> dict[str, dict[str, float | None]]:

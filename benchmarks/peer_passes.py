@@ -17,9 +17,10 @@ from profiles import GREEDY, TreeConfig
 
 N_ROUNDS = 30
 PASS_TOKENS = 8
-PACKED_CALL = "mkldnn::_linear_pointwise"
 STEPS = TreeConfig.chain(4)
 """The tree whose draft steps are timed: after the extend pass there are three more."""
+PACKED_CALL = "mkldnn::_linear_pointwise"
+"""What the profiler calls a packed linear layer; see `engine.packed`."""
 
 
 def pass_figures(
@@ -38,16 +39,26 @@ def pass_figures(
 
 
 def linears_s(loaded: LoadedTarget, text: Trace) -> list[float]:
-    """Return the seconds that each plain pass spends in packed linear layers; none if unpacked.
+    """Return the seconds that each pass over 1 token spends in packed linear layers.
 
-    By torch's profiler.
+    By torch's profiler. Empty if such passes read the weights as they are; see `engine.packed`.
+
+    Args:
+        loaded: The target.
+        text: At least three generated tokens, decoded plainly.
     """
     decoder = SpeculativeDecoder(loaded)
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         run_forced(decoder, text)
-    calls = [e.self_cpu_time_total for e in profiler.events() if e.name == PACKED_CALL]
-    by_pass = np.array(calls).reshape(len(text.generated), -1).sum(axis=1) / 1e6
-    return by_pass.tolist() if calls else []
+    calls = [
+        event.self_cpu_time_total
+        for event in profiler.events()
+        if event.name == PACKED_CALL and event.input_shapes[0][0] == 1
+    ]
+    n_passes = len(text.generated) - 1
+    calls = calls[len(calls) % n_passes :]  # the prefill's logits are those of one token, too
+    by_pass = np.array(calls).reshape(n_passes, -1).sum(axis=1)  # microseconds
+    return (by_pass / 1e6).tolist() if calls else []
 
 
 def _rounds(

@@ -122,16 +122,24 @@ def spaces_of(points: Sequence[Point]) -> dict[str, GridSpace]:
 
 
 class Records:
-    """What was recorded of a domain: one JSON line per run or fit, in a file that only grows."""
+    """What was recorded of a domain: one JSON line per run or fit, in a file that only grows.
 
-    def __init__(self, path: Path, identity: dict[str, Any]) -> None:
+    Args:
+        path: The file.
+        identity: Everything the records depend on; None takes a file as it is.
+    """
+
+    def __init__(self, path: Path, identity: dict[str, Any] | None) -> None:
         self._path = path
         self.lines: list[dict[str, Any]] = []
         if path.exists():
             text = path.read_text(encoding="utf-8")
             self.lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
             path.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
-        if not self.lines:
+        if identity is None:
+            if not self.lines:
+                raise SystemExit(f"{path} holds no records; leave out --recorded to make them")
+        elif not self.lines:
             self.add(kind="identity", **identity)
         elif self.lines[0] != {"kind": "identity"} | json.loads(json.dumps(identity)):
             raise SystemExit(f"{path} was recorded with other inputs; move it away")
@@ -418,8 +426,11 @@ class Played:
         return 1 - float(np.median(speedups)) / max(speedups)
 
 
-def play(domain: str, records: Records, size: Size) -> Played:
+def play(records: Records, size: Size) -> Played:
     """Let every way choose on the first pass, once per seed."""
+    domain = records.lines[0]["domain"]
+    if len(records.of("block")) < 2 * size.n_prompts or len(records.of("fit")) < size.n_seeds:
+        raise SystemExit(f"the records of {domain} are not whole; leave out --recorded to go on")
     grids = [Grid.of(records.of("block", number=number)) for number in (1, 2)]
     choices = {
         name: [way(grids[0], records, size, seed) for seed in range(size.n_seeds)]
@@ -474,6 +485,11 @@ def options() -> argparse.Namespace:
     arguments = parser(__doc__)
     arguments.add_argument("--domains", nargs="+")
     arguments.add_argument("--folder", type=Path, default=Path("out/search"), help="raw records")
+    arguments.add_argument(
+        "--recorded",
+        action="store_true",
+        help="play whole records, of whatever machine; load no model and record nothing",
+    )
     arguments.add_argument("--plot", type=Path, metavar="FILE.png")
     return arguments.parse_args()
 
@@ -487,10 +503,13 @@ def main() -> None:
     size = QUICK if arguments.quick else Size()
     folder = arguments.folder / ("quick" if arguments.quick else "full")
     folder.mkdir(parents=True, exist_ok=True)
-    played = [
-        play(domain, record(domain, size, folder, arguments.seed), size)
+    records = [
+        Records(folder / f"{domain}.jsonl", None)
+        if arguments.recorded
+        else record(domain, size, folder, arguments.seed)
         for domain in arguments.domains or size.domains
     ]
+    played = [play(each, size) for each in records]
     means = {way: float(np.mean([r for d in played for r in d.regrets(way)])) for way in WAYS}
     figures = {
         "regret": means["spectune"],
@@ -517,7 +536,12 @@ def main() -> None:
     ]
     if arguments.plot:
         plot(played, arguments.plot)
-    facts = conditions("cpu", trees=len(grid(size.every)), **vars(size))
+    facts = conditions("cpu", **records[0].lines[0]["device"])
+    facts |= (
+        {"trees": len(grid(size.every))}
+        | vars(size)
+        | {"domains": [each.domain for each in played]}
+    )
     publish(figures, facts, tables, arguments.json)
 
 
