@@ -134,8 +134,10 @@ class Records:
         self.lines: list[dict[str, Any]] = []
         if path.exists():
             text = path.read_text(encoding="utf-8")
-            self.lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-            path.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
+            whole = text[: text.rfind("\n") + 1]  # a stopped recording may end within a line
+            self.lines = [json.loads(line) for line in whole.splitlines()]
+            if whole != text:
+                path.write_text(whole, encoding="utf-8")
         if identity is None:
             if not self.lines:
                 raise SystemExit(f"{path} holds no records; leave out --recorded to make them")
