@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .cache import Extendable, KVCache, RowLayout, Slots
+from .kernels import HEAD_DIM_STEP, LayerWeights, kernels_for
+from .norms import RMSNorm, unit_rms
 from .packed import PackedLinear
 
 _FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
@@ -23,40 +25,8 @@ _COMMON_PARTS = {"Linear", "Embedding", "ModuleList", "SiLU", "SiLUActivation"}
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-
-class RMSNorm:
-    """Divide rows by their root mean square and scale them: x / sqrt(mean(x^2) + eps) * w.
-
-    On a CPU, torch composes this of half a dozen kernels, but has one kernel for layer norm:
-    the row (x, -x) has mean zero and the variance mean(x^2), so its layer norm is the RMS norm.
-
-    Args:
-        module: The norm as transformers has it.
-    """
-
-    def __init__(self, module: Any) -> None:
-        self._weight: Tensor = module.weight.detach()
-        self._eps: float = module.variance_epsilon
-        self._size = len(self._weight)
-        self._double = self._weight.dtype == torch.float64
-        self._mirrored = self._weight.device.type == "cpu" and not self._double
-        if self._mirrored:
-            self._signs = self._weight.new_tensor([[1.0], [-1.0]])
-            self._weight = self._weight.expand(2, -1).contiguous()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the normalised rows of x [n, size]."""
-        if self._mirrored:
-            rows = x.unsqueeze(1) * self._signs
-            return F.layer_norm(rows, (2, self._size), self._weight, None, self._eps).select(1, 0)
-        if self._double:
-            return _unit_rms(x, self._eps) * self._weight
-        return F.rms_norm(x, (self._size,), self._weight, self._eps)
-
-
-def _unit_rms(x: Tensor, eps: float) -> Tensor:
-    """Return x over its root mean square along the last axis, in float32 as transformers does."""
-    return F.rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype)
+_MOST_OWN_TOKENS = 32
+"""For more tokens than these torch attends faster than the kernels of our own."""
 
 
 class _Layer:
@@ -65,22 +35,43 @@ class _Layer:
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
-        self.norm = RMSNorm(layer.input_layernorm)
-        self.qkv = PackedLinear(q, k, v)
+        self.qkv = PackedLinear(q, k, v, norm=RMSNorm(layer.input_layernorm))
         self.out = PackedLinear(attention.o_proj)
-        self.mlp_norm = RMSNorm(layer.post_attention_layernorm)
-        self.gate_up = PackedLinear(mlp.gate_proj, mlp.up_proj)
+        mlp_norm = RMSNorm(layer.post_attention_layernorm)
+        self.gate_up = PackedLinear(mlp.gate_proj, mlp.up_proj, norm=mlp_norm)
         self.down = PackedLinear(mlp.down_proj)
-        self.head_norm: Tensor | None = None  # [n_heads + n_kv_heads, head_dim]
-        self.head_eps = 0.0
+        # Weights [n_heads + n_kv_heads, head_dim] and epsilon of queries and keys.
+        self.head_norm: tuple[Tensor, float] | None = None
         if hasattr(attention, "q_norm"):
-            self.head_norm = torch.cat(
-                [
-                    norm.weight.detach().expand(linear.out_features // attention.head_dim, -1)
-                    for norm, linear in ((attention.q_norm, q), (attention.k_norm, k))
-                ]
-            )
-            self.head_eps = attention.q_norm.variance_epsilon
+            norms = (attention.q_norm, q), (attention.k_norm, k)
+            weights = [
+                norm.weight.detach().expand(linear.out_features // attention.head_dim, -1)
+                for norm, linear in norms
+            ]
+            self.head_norm = torch.cat(weights), attention.q_norm.variance_epsilon
+        # Up to how many tokens the kernels of our own compute the layer, and its weights for them.
+        parts = (self.qkv, self.out, self.gate_up, self.down)
+        self.n_own = min(_MOST_OWN_TOKENS, *(part.n_own for part in parts))
+        if attention.head_dim % HEAD_DIM_STEP != 0:
+            self.n_own = 0
+        self.own = self._own_weights(attention) if self.n_own > 0 else None
+
+    def _own_weights(self, attention: Any) -> LayerWeights:
+        n_heads, n_kv_heads = (
+            linear.out_features // attention.head_dim
+            for linear in (attention.q_proj, attention.k_proj)
+        )
+        return LayerWeights(
+            norm=self.qkv.scale,
+            qkv=self.qkv.weight,
+            qkv_bias=self.qkv.bias,
+            head_norm=self.head_norm,
+            out=self.out.weight,
+            mlp_norm=self.gate_up.scale,
+            gate_up=self.gate_up.weight,
+            down=self.down.weight,
+            heads=(n_heads, n_kv_heads, attention.head_dim),
+        )
 
 
 class LeanForward:
@@ -99,8 +90,9 @@ class LeanForward:
         self._n_kv_heads: int = attention.k_proj.out_features // self._head_dim
         self._embedding: Tensor = model.model.embed_tokens.weight.detach()
         self._layers = [_Layer(layer) for layer in model.model.layers]
-        self._norm = RMSNorm(model.model.norm)
-        self._logits = PackedLinear(model.lm_head)
+        self._logits = PackedLinear(model.lm_head, norm=RMSNorm(model.model.norm))
+        self._kernels = kernels_for(self._embedding.device, self._embedding.dtype)
+        self._n_own = min(layer.n_own for layer in self._layers)
         self._frequencies: Tensor = model.model.rotary_emb.inv_freq.float()
         self._rotary_scale: float = model.model.rotary_emb.attention_scaling
 
@@ -168,20 +160,23 @@ class LeanForward:
         """
         n = len(ids)
         x = F.embedding(ids, self._embedding)
-        cos, sin = self._rotary(positions, x.dtype)
-        layout = layout or RowLayout(1, n)
-        bias = self._bias(mask, layout, cache.length, x)
+        rotary = self._rotary(positions, x.dtype)
         inputs: dict[int, Tensor] = {}
+        own = self._kernels if layout is None and n <= self._n_own else None
+        layout = layout or RowLayout(1, n)
+        bias = None if own is not None else self._bias(mask, layout, cache.length, x)
         held = cache.extend(n, self._n_kv_heads, self._head_dim, x)
-        for index, (layer, states) in enumerate(zip(self._layers, held, strict=True)):
+        for index, (layer, slots) in enumerate(zip(self._layers, held, strict=True)):
             if index in feature_layers:
                 inputs[index] = x
-            queries = self._project(layer, x, cos, sin, states)
-            x = layer.out.add_to(x, self._attend(queries, states, bias, layout))
-            gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=-1)
-            x = layer.down.add_to(x, F.silu(gate).mul_(up))
+            if own is not None and layer.own is not None:
+                x = own.layer(layer.own, x, rotary, slots.keys, slots.values, mask)
+                continue
+            queries = self._project(layer, x, rotary, slots)
+            x = layer.out.add_to(x, self._attend(queries, slots, bias, layout))
+            x = layer.down.add_to(x, layer.gate_up.gated(x))
         features = torch.cat([inputs[i] for i in feature_layers], dim=-1) if inputs else None
-        return self._logits(self._norm(x[-1:] if last_only else x)), features
+        return self._logits(x[-1:] if last_only else x), features
 
     def _rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines, [n, 1, head_dim], computed in float32."""
@@ -209,18 +204,21 @@ class LeanForward:
         n_shared = self._n_heads // self._n_kv_heads
         return bias.view(n_rows, n, -1).repeat_interleave(n_shared, dim=1)[:, None]
 
-    def _project(self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, held: Slots) -> Tensor:
+    def _project(
+        self, layer: _Layer, x: Tensor, rotary: tuple[Tensor, Tensor], held: Slots
+    ) -> Tensor:
         """Return rotated queries [n, n_heads, head_dim]; write keys and values to the cache."""
-        n_rotated = self._n_heads + self._n_kv_heads
-        states = layer.qkv(layer.norm(x)).view(len(x), -1, self._head_dim)
-        rotated = states.narrow(1, 0, n_rotated)
+        n, (cos, sin) = len(x), rotary
+        states = layer.qkv(x).view(n, -1, self._head_dim)
+        rotated = states.narrow(1, 0, self._n_heads + self._n_kv_heads)
         if layer.head_norm is not None:
-            rotated.copy_(_unit_rms(rotated, layer.head_eps) * layer.head_norm)
+            weight, eps = layer.head_norm
+            rotated.copy_(unit_rms(rotated, eps) * weight)
         # (a, b) -> (a cos - b sin, b cos + a sin): rolling by half a head swaps a and b.
         swapped = rotated.roll(self._head_dim // 2, dims=-1)
         rotated.mul_(cos).addcmul_(swapped, sin)
         keys_values = states.narrow(1, self._n_heads, 2 * self._n_kv_heads)
-        held.write(keys_values.view(len(x), 2, self._n_kv_heads, self._head_dim))
+        held.write(keys_values.view(n, 2, self._n_kv_heads, self._head_dim))
         return states.narrow(1, 0, self._n_heads)
 
     def _attend(

@@ -3,9 +3,10 @@
 Knows matrices only: neither attention nor models.
 
 A decoding pass reads every weight once for a few rows, so what counts is the memory it reads and
-what a call costs before it computes. Layers that share their input are fused into one call. On a
-CPU, oneDNN would otherwise reorder a weight into its own blocks at every call; here that is done
-once, at the price of a second copy of the weight in a layout that only oneDNN reads.
+what a call costs before it computes. Layers that share their input are fused into one call, with
+the norm before it. On a CPU our own kernels read the weights as they are; without them, or with
+more rows than they are made for, oneDNN would reorder a weight into its own blocks at every call.
+That is done once here, at the price of a second copy in a layout that only oneDNN reads.
 """
 
 import sys
@@ -17,47 +18,77 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .kernels import kernels_for
+from .norms import RMSNorm
+
 _N_UNPACKED = {torch.bfloat16: 0, torch.float32: 2}
 """Dtypes worth packing on a CPU, and up to how many rows the weight as it is is faster still."""
 
 
 class PackedLinear:
-    """Linear layers of one input as a single one: y = x W^T + b, their outputs side by side.
+    """Linear layers of one input as a single one: y = norm(x) W^T + b, their outputs side by side.
 
     Where the fused weight is read as it is, it becomes the storage of the modules' own weights:
     they keep working and cost no second copy. A packed copy costs one, and does not follow later
     changes of the weights.
 
+    Attributes:
+        weight: [out, in]; None where only a packed copy is held.
+        bias: [out], if any.
+        scale: Weights [in] and epsilon of the norm, if any.
+        n_own: Up to how many rows our own kernels compute it.
+
     Args:
         linears: The modules in the order of their outputs; all of them or none have a bias.
+        norm: What the input goes through first.
     """
 
-    def __init__(self, *linears: nn.Linear) -> None:
+    def __init__(self, *linears: nn.Linear, norm: RMSNorm | None = None) -> None:
         weights = [linear.weight.detach() for linear in linears]
-        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0].contiguous()
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
-        self._bias = torch.cat(biases) if biases else None
-        self._n_unpacked = sys.maxsize
-        if packs(weight.device, weight.dtype):
-            self._n_unpacked = _N_UNPACKED[weight.dtype]
+        self.bias = torch.cat(biases) if biases else None
+        self._norm = norm
+        self.scale = None if norm is None else (norm.weight, norm.eps)
+        self._kernels = kernels_for(weight.device, weight.dtype)
+        self.n_own = 0 if self._kernels is None else self._kernels.most_rows(weight)
+        self._n_unpacked = _n_unpacked(weight)
+        if self._n_unpacked < sys.maxsize:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-        self._weight: Any = None
+        self.weight: Any = None
         if self._n_unpacked > 0:
-            self._weight = weight
+            self.weight = weight
             _share_storage(weight, linears)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return x W^T + b, [n, out], for x [n, in]."""
-        if len(x) <= self._n_unpacked:
-            return F.linear(x, self._weight, self._bias)
-        y: Tensor = _ONEDNN.default(x, self._packed, self._bias, "none", [], "")
+        """Return norm(x) W^T + b, [n, out], for x [n, in]."""
+        if self._kernels is not None and x.shape[0] <= self.n_own:
+            return self._kernels.linear(x, self.weight, self.bias, norm=self.scale)
+        if self._norm is not None:
+            x = self._norm(x)
+        if x.shape[0] <= self._n_unpacked:
+            return F.linear(x, self.weight, self.bias)
+        y: Tensor = _ONEDNN.default(x, self._packed, self.bias, "none", [], "")
         return y
 
+    def gated(self, x: Tensor) -> Tensor:
+        """Return silu(a) * b, [n, out / 2]; a and b are the halves of what a call returns."""
+        if self._kernels is not None and x.shape[0] <= self.n_own:
+            return self._kernels.linear(x, self.weight, self.bias, norm=self.scale, gated=True)
+        gate, up = self(x).chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """Return residual + x W^T + b, [n, out], as a new tensor, for x [n, in]."""
-        if len(x) <= self._n_unpacked:
-            return F.linear(x, self._weight, self._bias).add_(residual)
-        y: Tensor = _ONEDNN.binary(x, residual, self._packed, self._bias, "add")
+        """Return residual + norm(x) W^T + b, [n, out], as a new tensor, for x [n, in]."""
+        if self._kernels is not None and x.shape[0] <= self.n_own:
+            return self._kernels.linear(
+                x, self.weight, self.bias, norm=self.scale, residual=residual
+            )
+        if self._norm is not None:
+            x = self._norm(x)
+        if x.shape[0] <= self._n_unpacked:
+            return F.linear(x, self.weight, self.bias).add_(residual)
+        y: Tensor = _ONEDNN.binary(x, residual, self._packed, self.bias, "add")
         return y
 
 
@@ -113,6 +144,19 @@ def packs(device: torch.device, dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return bool(torch.backends.mkldnn.is_available())
+
+
+def held_twice(weight: Tensor) -> bool:
+    """Whether a packed copy of a weight [out, in] is held beside it."""
+    return _n_unpacked(weight) < sys.maxsize
+
+
+def _n_unpacked(weight: Tensor) -> int:
+    """Return up to how many rows a product reads a weight [out, in] as it is."""
+    if not packs(weight.device, weight.dtype):
+        return sys.maxsize
+    kernels = kernels_for(weight.device, weight.dtype)
+    return max(_N_UNPACKED[weight.dtype], 0 if kernels is None else kernels.most_rows(weight))
 
 
 def _share_storage(weight: Tensor, linears: tuple[nn.Linear, ...]) -> None:

@@ -1,0 +1,246 @@
+"""Our own kernels for a CPU, compiled once for the machine they run on; see `kernels.cpp`.
+
+They need a C++ compiler with OpenMP. Where there is none, or with `SPECTUNE_KERNELS=0`, everything
+runs without them, slower. Knows matrices and rows of a cache; nothing of models or drafts.
+"""
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .demo import cache_folder
+
+_SOURCE = Path(__file__).with_suffix(".cpp")
+_COMPILERS = ("g++", "c++", "clang++")
+_OPTIONS = (
+    *("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fno-math-errno", "-Wno-psabi"),
+    *("-shared", "-fPIC"),
+)
+_DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+_MOST_ROWS = 16
+"""Without matrix tiles, more rows at once are faster in torch."""
+
+HEAD_DIM_STEP = 16
+"""Heads attend only where their size is a multiple of this."""
+
+_LINEAR = (*[ctypes.c_void_p] * 2, ctypes.c_float, *[ctypes.c_void_p] * 4, *[ctypes.c_int] * 5)
+_LAYER = (*[ctypes.c_void_p] * 6, ctypes.c_int64, *[ctypes.c_void_p] * 2, *[ctypes.c_int] * 3)
+
+_log = logging.getLogger(__name__)
+
+
+class Kernels:
+    """The kernels of one dtype; made by `kernels_for`.
+
+    All tensors are of that dtype, on the CPU and, unless said otherwise, contiguous. Every sum is
+    taken in the same order however many rows there are, so that a row's result is the same to the
+    bit alone or among others.
+    """
+
+    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
+        name = _DTYPES[dtype]
+        self._linear = getattr(library, f"linear_{name}")
+        self._linear.argtypes, self._linear.restype = _LINEAR, None
+        self._layer = getattr(library, f"layer_{name}")
+        self._layer.argtypes, self._layer.restype = _LAYER, None
+        self._tiles = dtype == torch.bfloat16 and bool(library.multiplies_tiles())
+
+    def most_rows(self, weight: Tensor) -> int:
+        """Return up to how many rows a product with a weight [out, in] is fastest here."""
+        tiled = self._tiles and weight.shape[0] % 32 == 0 and weight.shape[1] % 32 == 0
+        return sys.maxsize if tiled else _MOST_ROWS
+
+    def linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        norm: tuple[Tensor, float] | None = None,
+        residual: Tensor | None = None,
+        gated: bool = False,
+    ) -> Tensor:
+        """Return f(norm(x) W^T + b) + residual, [n, out or out / 2].
+
+        Args:
+            x: [n, in].
+            weight: [out, in].
+            bias: [out].
+            norm: Weights [in] and epsilon of an RMS norm; none if None.
+            residual: Of the shape of the result.
+            gated: f(y) is silu(first half of y) * second half; else it is y.
+        """
+        n, n_rows = x.shape[0], weight.shape[0]
+        x = x.contiguous()
+        y = x.new_empty(n, n_rows // 2 if gated else n_rows)
+        scale, eps = norm if norm is not None else (None, 0.0)
+        self._linear(
+            x.data_ptr(),
+            None if scale is None else scale.data_ptr(),
+            eps,
+            weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            None if residual is None else residual.data_ptr(),
+            y.data_ptr(),
+            n,
+            weight.shape[1],
+            n_rows,
+            gated,
+            torch.get_num_threads(),
+        )
+        return y
+
+    def layer(
+        self,
+        weights: "LayerWeights",
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """Run a decoder layer over new tokens [n, size] and write their keys and values.
+
+        Args:
+            weights: Of the layer.
+            x: What goes into it, [n, size].
+            rotary: Cosines and sines [n, 1, head_dim], the first half of the sines negated.
+            keys: [1, n_kv_heads, length, head_dim], a view of the cache; the last n are written.
+            values: As `keys`, with the same strides.
+            mask: bool [n, length], who attends to whom; causal if None.
+        """
+        n = x.shape[0]
+        y = torch.empty_like(x)
+        self._layer(
+            weights.address,
+            x.data_ptr(),
+            rotary[0].data_ptr(),
+            rotary[1].data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            keys.stride(1),
+            None if mask is None else mask.data_ptr(),
+            y.data_ptr(),
+            n,
+            keys.shape[2] - n,
+            torch.get_num_threads(),
+        )
+        return y
+
+
+class LayerWeights:
+    """The weights of one decoder layer, as `Kernels.layer` takes them; keeps them alive.
+
+    Args:
+        norm: Weights [size] and epsilon of the RMS norm before attention, if any.
+        qkv: [(n_heads + 2 n_kv_heads) * head_dim, size].
+        qkv_bias: Its bias, if any.
+        head_norm: Weights [n_heads + n_kv_heads, head_dim] and epsilon of an RMS norm of queries
+            and keys, if any.
+        out: [size, n_heads * head_dim].
+        mlp_norm: As `norm`, before the gated part.
+        gate_up: [2 * inner, size], gates first.
+        down: [size, inner].
+        heads: n_heads, n_kv_heads and head_dim, the last a multiple of 16.
+    """
+
+    def __init__(
+        self,
+        *,
+        norm: tuple[Tensor, float] | None,
+        qkv: Tensor,
+        qkv_bias: Tensor | None,
+        head_norm: tuple[Tensor, float] | None,
+        out: Tensor,
+        mlp_norm: tuple[Tensor, float] | None,
+        gate_up: Tensor,
+        down: Tensor,
+        heads: tuple[int, int, int],
+    ) -> None:
+        scales, epsilons = zip(
+            *(own or (None, 0.0) for own in (norm, head_norm, mlp_norm)), strict=True
+        )
+        self._held = (scales[0], qkv, qkv_bias, scales[1], out, scales[2], gate_up, down)
+        pointers = [None if tensor is None else tensor.data_ptr() for tensor in self._held]
+        self._fields = _LayerFields(*pointers, *epsilons, qkv.shape[1], *heads, down.shape[1])
+        self.address = ctypes.addressof(self._fields)
+
+
+class _LayerFields(ctypes.Structure):
+    """`LayerWeights` of `kernels.cpp`."""
+
+    _fields_ = (
+        *((f"pointer_{i}", ctypes.c_void_p) for i in range(8)),
+        *((f"eps_{i}", ctypes.c_float) for i in range(3)),
+        *((f"size_{i}", ctypes.c_int) for i in range(5)),
+    )
+
+
+@functools.cache
+def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels | None:
+    """Return the kernels for a device and dtype, None where there are none."""
+    if device.type != "cpu" or dtype not in _DTYPES:
+        return None
+    library = _library()
+    return None if library is None else Kernels(library, dtype)
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    """Return the compiled kernels, compiled first if need be; None where that is impossible."""
+    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None or os.environ.get("SPECTUNE_KERNELS") == "0":
+        return None
+    try:
+        return ctypes.CDLL(str(_compiled(compiler)))
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.warning("the CPU kernels cannot be compiled, so passes take longer: %s", error)
+        return None
+
+
+def _compiled(compiler: str) -> Path:
+    """Return the compiled kernels in the user's cache, or in a folder of this process alone."""
+    key = hashlib.sha256(_SOURCE.read_bytes())
+    key.update(" ".join([compiler, *_OPTIONS, _cpu_features()]).encode())
+    name = f"kernels-{key.hexdigest()[:16]}.so"
+    try:
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / name
+        if not path.exists():
+            _compile(compiler, path)
+        return path
+    except PermissionError:
+        path = Path(tempfile.mkdtemp(prefix="spectune-")) / name
+        _compile(compiler, path)
+        return path
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """Compile beside the place and move there, so that no other process loads a part of it."""
+    made = path.with_suffix(f".{os.getpid()}")
+    command = [compiler, *_OPTIONS, str(_SOURCE), "-o", str(made)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode != 0:
+        made.unlink(missing_ok=True)
+        raise OSError(f"{compiler} says: {done.stderr.strip()[-500:]}")
+    made.replace(path)
+
+
+def _cpu_features() -> str:
+    """Return what `-march=native` depends on, as far as it can be read."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
