@@ -113,6 +113,11 @@ class Eagle3Head(nn.Module):
         """Weights of the head, the shared embedding not counted."""
         return sum(p.numel() for p in self.parameters())
 
+    @property
+    def n_rotated(self) -> int:
+        """Dimensions of a head that are rotated."""
+        return 2 * len(self._inv_freq)
+
     def variant(
         self, *, feature_layers: Sequence[int] | None = None, rope_theta: float | None = None
     ) -> "Eagle3Head":
@@ -166,7 +171,7 @@ class Eagle3Head(nn.Module):
             The states [B, n, H] from which `logits` predicts and which are fed back.
         """
         assert self.embed_tokens is not None  # noqa: S101 - only heads that are counted lack it
-        rotary = self._rotary(positions, hidden.dtype)
+        rotary = self.rotary(positions, hidden.dtype)
         embeds = F.embedding(tokens, self.embed_tokens)
         for layer in self.layers:
             hidden = layer(hidden, embeds, rotary, cache, mask)
@@ -182,7 +187,7 @@ class Eagle3Head(nn.Module):
         """Translate draft vocabulary ids to target ids."""
         return draft_ids if self.target_ids is None else self.target_ids[draft_ids]
 
-    def _rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cosines and sines [B, n, 1, rotated / 2] of the rotary angles."""
         if self._inv_freq.device != positions.device:
             self._inv_freq = self._inv_freq.to(positions.device)

@@ -15,6 +15,7 @@ from .cache import CHUNK, KVCache
 from .devices import sent
 from .eagle3 import Eagle3Head
 from .graphs import recorder_for
+from .lean_head import LeanHead
 from .packed import pack_in_place
 from .static import SlotCache
 
@@ -34,6 +35,7 @@ class Eagle3Draft(BeamDraft):
     def __init__(self, head: Eagle3Head) -> None:
         pack_in_place(head)
         self.head = head
+        self._lean = LeanHead.build(head)
         self.feature_layers = head.config.feature_layers
         self.n_layers = head.config.n_layers
         self.max_top_k = head.config.draft_vocab_size
@@ -71,7 +73,7 @@ class Eagle3Draft(BeamDraft):
         hidden = self._append(tokens[n_before:], features[n_before:], cache)
         if last_only:
             hidden = hidden[-1:]
-        return self.head.logits(hidden), hidden
+        return self._logits(hidden), hidden
 
     def _append(self, tokens: list[int], features: Tensor, cache: KVCache) -> Tensor:
         """Run the head over committed tokens [n] in one pass; return its states [n, H]."""
@@ -100,8 +102,8 @@ class Eagle3Draft(BeamDraft):
         if self.window is not None:
             keys = torch.cat([cache.positions[: cache.length].to(positions.device), positions])
             mask = mask & (positions[:, None] - keys[None, :] < self.window)
-        hidden = self._run(tokens, hidden, positions, cache, mask[None, None])
-        return self.head.logits(hidden), hidden
+        hidden = self._run(tokens, hidden, positions, cache, mask)
+        return self._logits(hidden), hidden
 
     def fused(self, features: Sequence[Tensor | None]) -> Tensor | None:
         """Return the fused features [n, H] of committed tokens; see `BeamDraft`."""
@@ -163,6 +165,13 @@ class Eagle3Draft(BeamDraft):
         cache: KVCache,
         mask: Tensor | None,
     ) -> Tensor:
+        """Run the head over n tokens, who attend by a mask [n, cached + n] or causally."""
         cache.note_positions(positions)
-        out: Tensor = self.head(tokens[None], hidden[None], positions[None], cache, mask)
+        if self._lean is not None:
+            return self._lean(tokens, hidden, positions, cache, mask)
+        wide = None if mask is None else mask[None, None]
+        out: Tensor = self.head(tokens[None], hidden[None], positions[None], cache, wide)
         return out[0]
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.head.logits(hidden) if self._lean is None else self._lean.logits(hidden)

@@ -632,16 +632,17 @@ bool Attention<Bf16>::score_tiles(int group, int first, int count, float* scores
 struct LayerWeights {
     const void *norm, *qkv, *qkv_bias, *head_norm, *out, *mlp_norm, *gate_up, *down;
     float eps, head_eps, mlp_eps;
-    int size, n_heads, n_groups, dim, inner;
+    int size_in, n_heads, n_groups, dim, inner, size;
 };
 
 namespace {
 
 template <class T>
-void layer(const LayerWeights& weights, const T* x, const T* cos, const T* sin, T* keys, T* values,
-           int64_t stride, const uint8_t* mask, T* y, int n, int start, int n_threads) {
+void layer(const LayerWeights& weights, const T* x, const T* residual, const T* cos, const T* sin,
+           T* keys, T* values, int64_t stride, const uint8_t* mask, T* y, int n, int start,
+           int n_threads) {
     const auto& [norm, qkv, qkv_bias, head_norm, out, mlp_norm, gate_up, down, eps, head_eps,
-                 mlp_eps, size, n_heads, n_groups, dim, inner] = weights;
+                 mlp_eps, size_in, n_heads, n_groups, dim, inner, size] = weights;
     const int n_states = n_heads + 2 * n_groups;
     T* states = scratch<T, 9>(size_t(n) * (n_states * dim + n_heads * dim + size + inner));
     T* attended = states + size_t(n) * n_states * dim;
@@ -650,10 +651,10 @@ void layer(const LayerWeights& weights, const T* x, const T* cos, const T* sin, 
     const auto at = [](const void* pointer) { return static_cast<const T*>(pointer); };
     const T* none = nullptr;
     const Linear<T> project{x,    at(norm), eps,  at(qkv), at(qkv_bias), none, states,
-                            n,    size,     n_states * dim, false};
+                            n,    size_in,  n_states * dim, false};
     const Attention<T> attention{states, cos,    sin,  at(head_norm), head_eps, keys,     values,
                                  stride, mask,   attended, n, start, n_heads, n_groups, dim};
-    const Linear<T> leave{attended, none, 0, at(out), none, x, between, n, n_heads * dim, size,
+    const Linear<T> leave{attended, none, 0, at(out), none, residual, between, n, n_heads * dim, size,
                           false};
     const Linear<T> gate{between, at(mlp_norm), mlp_eps, at(gate_up), none, none, passed, n, size,
                          2 * inner, true};
@@ -683,10 +684,14 @@ void layer(const LayerWeights& weights, const T* x, const T* cos, const T* sin, 
                        int n_threads) {                                                             \
         linear(x, norm, eps, weight, bias, residual, y, n, size, n_rows, gated, n_threads);         \
     }                                                                                               \
-    void layer_##name(const LayerWeights* weights, const T* x, const T* cos, const T* sin, T* keys, \
-                      T* values, int64_t stride, const uint8_t* mask, T* y, int n, int start,       \
-                      int n_threads) {                                                              \
-        layer(*weights, x, cos, sin, keys, values, stride, mask, y, n, start, n_threads);           \
+    void layer_##name(const LayerWeights* weights, const T* x, const T* residual, const T* cos,      \
+                      const T* sin, T* keys, T* values, int64_t stride, const uint8_t* mask, T* y,  \
+                      int n, int start, int n_threads) {                                            \
+        layer(*weights, x, residual, cos, sin, keys, values, stride, mask, y, n, start, n_threads); \
+    }                                                                                               \
+    void normalise_##name(const T* x, const T* weight, float eps, T* y, int n, int size) {          \
+        for (size_t i = 0; i < size_t(n) * size; i += size)                                         \
+            normalise(x + i, weight, eps, size, y + i);                                             \
     }
 
 extern "C" {

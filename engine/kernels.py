@@ -34,7 +34,8 @@ HEAD_DIM_STEP = 16
 """Heads attend only where their size is a multiple of this."""
 
 _LINEAR = (*[ctypes.c_void_p] * 2, ctypes.c_float, *[ctypes.c_void_p] * 4, *[ctypes.c_int] * 5)
-_LAYER = (*[ctypes.c_void_p] * 6, ctypes.c_int64, *[ctypes.c_void_p] * 2, *[ctypes.c_int] * 3)
+_LAYER = (*[ctypes.c_void_p] * 7, ctypes.c_int64, *[ctypes.c_void_p] * 2, *[ctypes.c_int] * 3)
+_NORM = (*[ctypes.c_void_p] * 2, ctypes.c_float, ctypes.c_void_p, *[ctypes.c_int] * 2)
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +54,8 @@ class Kernels:
         self._linear.argtypes, self._linear.restype = _LINEAR, None
         self._layer = getattr(library, f"layer_{name}")
         self._layer.argtypes, self._layer.restype = _LAYER, None
+        self._normalise = getattr(library, f"normalise_{name}")
+        self._normalise.argtypes, self._normalise.restype = _NORM, None
         self._tiles = dtype == torch.bfloat16 and bool(library.multiplies_tiles())
 
     def most_rows(self, weight: Tensor) -> int:
@@ -100,6 +103,13 @@ class Kernels:
         )
         return y
 
+    def normalised(self, x: Tensor, norm: tuple[Tensor, float]) -> Tensor:
+        """Return the RMS norm of x [n, size], given its weights [size] and epsilon."""
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        self._normalise(x.data_ptr(), norm[0].data_ptr(), norm[1], y.data_ptr(), *x.shape)
+        return y
+
     def layer(
         self,
         weights: "LayerWeights",
@@ -108,22 +118,26 @@ class Kernels:
         keys: Tensor,
         values: Tensor,
         mask: Tensor | None,
+        residual: Tensor | None = None,
     ) -> Tensor:
-        """Run a decoder layer over new tokens [n, size] and write their keys and values.
+        """Run a decoder layer over n new tokens and write their keys and values: [n, size].
 
         Args:
             weights: Of the layer.
-            x: What goes into it, [n, size].
+            x: What goes into it, [n, size in].
             rotary: Cosines and sines [n, 1, head_dim], the first half of the sines negated.
             keys: [1, n_kv_heads, length, head_dim], a view of the cache; the last n are written.
             values: As `keys`, with the same strides.
             mask: bool [n, length], who attends to whom; causal if None.
+            residual: What the attention's output is added to, [n, size]; x if None.
         """
         n = x.shape[0]
-        y = torch.empty_like(x)
+        residual = x if residual is None else residual
+        y = torch.empty_like(residual)
         self._layer(
             weights.address,
             x.data_ptr(),
+            residual.data_ptr(),
             rotary[0].data_ptr(),
             rotary[1].data_ptr(),
             keys.data_ptr(),
@@ -142,8 +156,8 @@ class LayerWeights:
     """The weights of one decoder layer, as `Kernels.layer` takes them; keeps them alive.
 
     Args:
-        norm: Weights [size] and epsilon of the RMS norm before attention, if any.
-        qkv: [(n_heads + 2 n_kv_heads) * head_dim, size].
+        norm: Weights [size in] and epsilon of the RMS norm before attention, if any.
+        qkv: [(n_heads + 2 n_kv_heads) * head_dim, size in].
         qkv_bias: Its bias, if any.
         head_norm: Weights [n_heads + n_kv_heads, head_dim] and epsilon of an RMS norm of queries
             and keys, if any.
@@ -172,7 +186,8 @@ class LayerWeights:
         )
         self._held = (scales[0], qkv, qkv_bias, scales[1], out, scales[2], gate_up, down)
         pointers = [None if tensor is None else tensor.data_ptr() for tensor in self._held]
-        self._fields = _LayerFields(*pointers, *epsilons, qkv.shape[1], *heads, down.shape[1])
+        sizes = (qkv.shape[1], *heads, *reversed(down.shape))
+        self._fields = _LayerFields(*pointers, *epsilons, *sizes)
         self.address = ctypes.addressof(self._fields)
 
 
@@ -182,7 +197,7 @@ class _LayerFields(ctypes.Structure):
     _fields_ = (
         *((f"pointer_{i}", ctypes.c_void_p) for i in range(8)),
         *((f"eps_{i}", ctypes.c_float) for i in range(3)),
-        *((f"size_{i}", ctypes.c_int) for i in range(5)),
+        *((f"size_{i}", ctypes.c_int) for i in range(6)),
     )
 
 

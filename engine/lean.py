@@ -25,7 +25,7 @@ _COMMON_PARTS = {"Linear", "Embedding", "ModuleList", "SiLU", "SiLUActivation"}
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-_MOST_OWN_TOKENS = 32
+_MOST_OWN_TOKENS = 64
 """For more tokens than these torch attends faster than the kernels of our own."""
 
 

@@ -93,7 +93,8 @@ class Sampler:
             n_prompt: Length of the prompt in `tokens`.
         """
         if self.sampling.temperature == 0 and not self._processors:
-            choices = logits.argmax(dim=-1).tolist()
+            # As `argmax`, the first of equals, but several times faster on a CPU.
+            choices = logits.max(dim=-1).indices.tolist()
             return lambda row: (choices[row], logits[row : row + 1])
 
         def draw(row: int) -> tuple[int, Tensor]:

@@ -127,7 +127,7 @@ def test_no_mask_is_causal_within_the_window(n: int, n_keys: int, window: int | 
 def test_a_bf16_head_still_knows_far_positions() -> None:
     """Casting the head must not round the rotary angles: bf16 has no 5001 beside 5000."""
     head = Eagle3Head(make_config(), torch.randn(50, 16)).to(torch.bfloat16)
-    cos, _ = head._rotary(torch.tensor([[5000, 5001]]), torch.float32)
+    cos, _ = head.rotary(torch.tensor([[5000, 5001]]), torch.float32)
     torch.testing.assert_close(cos[0, :, 0, 0], torch.tensor([5000.0, 5001.0]).cos())
 
 
