@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from profiles.errors import SpectuneError
 
+from .kernels import has_kernels
+
 # Up to this size a tensor is hashed whole.
 _WHOLE_BYTES = 1 << 20
 _N_BLOCKS = 64
@@ -34,8 +36,8 @@ def describe_device(device: torch.device | str) -> dict[str, Any]:
     Returns:
         `kind` (cpu, cuda or mps), `name`, `count` (CPU cores this process may use, GPU
         multiprocessors), `memory_gib` (what this process may use; GPU memory on a GPU),
-        `threads` (torch's, on the host), `driver` (NVIDIA's version, else None), and the versions
-        `torch` and `transformers`.
+        `threads` (torch's, on the host), `kernels` (on a CPU: own or torch), `driver` (NVIDIA's
+        version, else None), and the versions `torch` and `transformers`.
     """
     device = torch.device(device)
     describe = {"cpu": _describe_cpu, "cuda": _describe_cuda, "mps": _describe_mps}[device.type]
@@ -131,6 +133,7 @@ def _describe_cpu(device: torch.device) -> dict[str, Any]:
         "name": _cpu_name(),
         "count": n_cores or 1,
         "memory_gib": _gib(min([memory, *cgroup_limits()])),
+        "kernels": "own" if has_kernels() else "torch",
         "driver": None,
     }
 

@@ -210,6 +210,11 @@ def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels | None:
     return None if library is None else Kernels(library, dtype)
 
 
+def has_kernels() -> bool:
+    """Whether there are kernels on this machine."""
+    return _library() is not None
+
+
 @functools.cache
 def _library() -> ctypes.CDLL | None:
     """Return the compiled kernels, compiled first if need be; None where that is impossible."""

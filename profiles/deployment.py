@@ -141,6 +141,9 @@ class Device(StrictModel):
     )
     memory_gib: Positive | None = Field(default=None, description="memory of the device, GiB")
     threads: AtLeastOne | None = Field(default=None, description="CPU threads that computed")
+    kernels: Text | None = Field(
+        default=None, description="what computes on a CPU: own (compiled there) or torch"
+    )
     driver: Text | None = Field(default=None, description="accelerator driver version")
     torch: Text | None = Field(default=None, description="version of torch")
     transformers: Text | None = Field(default=None, description="version of transformers")

@@ -25,6 +25,7 @@ FIELDS: dict[str, Rule] = {
     "device.name": "exact",
     "device.count": "exact",
     "device.threads": "exact",
+    "device.kernels": "exact",
     "device.memory_gib": "within 10 %",
     "target.sha256": "exact",
     "target.dtype": "exact",
@@ -96,7 +97,7 @@ def _matters(field: str, profile: Profile) -> bool:
     """Tell whether a fact has any bearing on this profile's figures."""
     if field == "draft.sha256":
         return profile.draft.has_weights
-    if field.removeprefix("draft.") in DRAFT_KNOBS:
+    if field == "device.kernels" or field.removeprefix("draft.") in DRAFT_KNOBS:
         return _look_up(profile, field) is not None
     if field == "device.threads":
         return profile.device.kind == "cpu"
@@ -134,6 +135,8 @@ def same_device(a: Device, b: Device) -> bool:
     for field, rule in FIELDS.items():
         part, _, name = field.partition(".")
         if part != "device" or rule == "noted" or (name == "threads" and a.kind != "cpu"):
+            continue
+        if name == "kernels" and a.kernels is None:
             continue
         if not _agree(getattr(a, name), getattr(b, name), rule):
             return False
