@@ -22,16 +22,16 @@ ROUND = 1.6
 CONTEXT_PASSES = 6
 """The passes behind short and long contexts, in plain rounds."""
 
-PROBE = 0.05
+PROBE = 0.1
 """Probing a head's conventions on an answer, in times of decoding it plainly."""
 
-REPLAY = 0.7
+REPLAY = 1.0
 """Replaying a draft's trees over an answer, in times of decoding it plainly."""
 
-RACED = 0.6
+RACED = 0.85
 """Share of a race that stopping early leaves."""
 
-SPECULATIVE = 0.65
+SPECULATIVE = 0.7
 """A speculative request, in times of a plain one."""
 
 ROW = 0.3
@@ -39,7 +39,7 @@ ROW = 0.3
 
 TYPICAL_RUNGS = 2
 
-BASELINE_ANSWERS = 10
+BASELINE_ANSWERS = 16
 """Comparing plain decoding with transformers' generate, in times of decoding an answer."""
 
 SCALES = (1.0, 0.85, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)

@@ -21,15 +21,14 @@ from typing import Any
 import torch
 from common import DOMAINS, conditions, parser, publish, say
 from peer_figures import SPECULATIVE, domain_figures, overall_figures, speed_cell, speeds
-from peer_passes import linears_s, pass_figures
+from peer_passes import pass_figures
 from peer_records import PeerRecords
 from peer_setup import add_places, configured_peers, start, versions
 from peer_tables import tables
 
 from autotune.bench.contenders import PLAIN_NAME, generate_modes, ours, untuned_tree, warm_up_text
-from autotune.bench.contest import Contender, Runs, compete, flat, warm_up
+from autotune.bench.contest import Contender, Runs, compete, warm_up
 from autotune.bench.measuring import FLOOR, record_texts, served
-from autotune.bench.speeds import median_of
 from autotune.progress import OnTerminal
 from autotune.sample import build_sample, read_prompts
 from autotune.serving_engines.process import interrupt_on_signals
@@ -71,14 +70,10 @@ def main() -> None:
     say("timing passes")
     texts = next(iter(domains.values())).texts
     passes = pass_figures(loaded, load_draft(arguments.draft, loaded).draft, texts)
-    in_linears_s = linears_s(loaded, texts[0])
     limits = limits.or_better(measure_limits(loaded.target.device, loaded.target.dtype))
     if (work := work_of(loaded.target)) is not None:
         for name, runs in by_domain.items():
             runs[FLOOR] = [work.plain_text(limits, text) for text in domains[name].texts]
-        if in_linears_s:
-            shares = [seconds / work.pass_s(limits, 1, 0) for seconds in in_linears_s]
-            passes |= flat("linears_over_floor", median_of(shares))
     figures: dict[str, Any] = overall_figures(by_domain) | passes
     figures |= {name: domain_figures(runs) for name, runs in by_domain.items()}
     figures["tokens_per_s"] = {name: speeds(runs) for name, runs in by_domain.items()}

@@ -9,10 +9,12 @@ import functools
 import hashlib
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -27,6 +29,9 @@ _OPTIONS = (
     *("-shared", "-fPIC"),
 )
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+_TILED_STEP = 32
+"""Matrix tiles multiply weights whose sizes are multiples of this."""
+
 _MOST_ROWS = 16
 """Without matrix tiles, more rows at once are faster in torch."""
 
@@ -58,9 +63,9 @@ class Kernels:
         self._normalise.argtypes, self._normalise.restype = _NORM, None
         self._tiles = dtype == torch.bfloat16 and bool(library.multiplies_tiles())
 
-    def most_rows(self, weight: Tensor) -> int:
+    def most_rows(self, shape: Sequence[int]) -> int:
         """Return up to how many rows a product with a weight [out, in] is fastest here."""
-        tiled = self._tiles and weight.shape[0] % 32 == 0 and weight.shape[1] % 32 == 0
+        tiled = self._tiles and all(size % _TILED_STEP == 0 for size in shape)
         return sys.maxsize if tiled else _MOST_ROWS
 
     def linear(
@@ -218,43 +223,52 @@ def has_kernels() -> bool:
 @functools.cache
 def _library() -> ctypes.CDLL | None:
     """Return the compiled kernels, compiled first if need be; None where that is impossible."""
-    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, _COMPILERS)), None)
-    if compiler is None or os.environ.get("SPECTUNE_KERNELS") == "0":
+    compiler = shlex.split(os.environ.get("CXX", ""))
+    compiler = compiler or list(filter(None, map(shutil.which, _COMPILERS)))[:1]
+    if not compiler or os.environ.get("SPECTUNE_KERNELS") == "0":
         return None
     try:
-        return ctypes.CDLL(str(_compiled(compiler)))
+        return _loaded(compiler)
     except (OSError, subprocess.SubprocessError) as error:
         _log.warning("the CPU kernels cannot be compiled, so passes take longer: %s", error)
         return None
 
 
-def _compiled(compiler: str) -> Path:
-    """Return the compiled kernels in the user's cache, or in a folder of this process alone."""
+def _loaded(compiler: list[str]) -> ctypes.CDLL:
+    """Load the kernels from the user's cache, or from a passing folder if that is closed to us."""
     key = hashlib.sha256(_SOURCE.read_bytes())
-    key.update(" ".join([compiler, *_OPTIONS, _cpu_features()]).encode())
+    key.update(" ".join([*compiler, *_OPTIONS, _cpu_features()]).encode())
     name = f"kernels-{key.hexdigest()[:16]}.so"
-    try:
-        folder = cache_folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / name
+    path = cache_folder() / name
+    if path.exists() or _is_open(path.parent):
         if not path.exists():
             _compile(compiler, path)
-        return path
-    except PermissionError:
-        path = Path(tempfile.mkdtemp(prefix="spectune-")) / name
-        _compile(compiler, path)
-        return path
+        return ctypes.CDLL(str(path))
+    with tempfile.TemporaryDirectory(prefix="spectune-") as passing:
+        _compile(compiler, Path(passing) / name)
+        return ctypes.CDLL(str(Path(passing) / name))
 
 
-def _compile(compiler: str, path: Path) -> None:
+def _is_open(folder: Path) -> bool:
+    """Whether files can be made in a folder, which is made if need be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
+
+
+def _compile(compiler: list[str], path: Path) -> None:
     """Compile beside the place and move there, so that no other process loads a part of it."""
     made = path.with_suffix(f".{os.getpid()}")
-    command = [compiler, *_OPTIONS, str(_SOURCE), "-o", str(made)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode != 0:
+    command = [*compiler, *_OPTIONS, str(_SOURCE), "-o", str(made)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        if done.returncode != 0:
+            raise OSError(f"{' '.join(compiler)} says: {done.stderr.strip()[-500:]}")
+        made.replace(path)
+    finally:
         made.unlink(missing_ok=True)
-        raise OSError(f"{compiler} says: {done.stderr.strip()[-500:]}")
-    made.replace(path)
 
 
 def _cpu_features() -> str:

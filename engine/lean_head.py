@@ -88,7 +88,7 @@ class LeanHead:
     def logits(self, hidden: Tensor) -> Tensor:
         """Score the draft vocabulary: [n, H] -> [n, Vd]."""
         weight = self._head.lm_head.weight
-        if len(hidden) > self._kernels.most_rows(weight):
+        if len(hidden) > self._kernels.most_rows(weight.shape):
             return self._head.logits(hidden)
         norm = None if self._head.config.norm_output else self._norm
         return self._kernels.linear(hidden, weight, norm=norm)

@@ -19,7 +19,7 @@ from .cache import CHUNK, SPARE_ROWS
 from .draft import Draft
 from .fingerprint import cgroup_limits
 from .hybrid import HybridDraft
-from .packed import packs
+from .packed import held_twice
 from .static import capacity_of, recorded_rows
 from .target import Target
 
@@ -186,9 +186,8 @@ def check_weights_fit(
         SpectuneError: They do not fit; says what else could be done.
     """
     n_weights = sum(parameter.numel() for parameter in model.parameters())
-    if packs(device, dtype):
-        linears = (m for m in model.modules() if isinstance(m, nn.Linear))
-        n_weights += sum(linear.weight.numel() for linear in linears)
+    linears = (module.weight for module in model.modules() if isinstance(module, nn.Linear))
+    n_weights += sum(w.numel() for w in linears if held_twice(w.shape, device, dtype))
     needed, free = n_weights * dtype.itemsize, free_bytes(device)
     if needed <= free:
         return

@@ -10,7 +10,7 @@ That is done once here, at the price of a second copy in a layout that only oneD
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,8 +51,8 @@ class PackedLinear:
         self._norm = norm
         self.scale = None if norm is None else (norm.weight, norm.eps)
         self._kernels = kernels_for(weight.device, weight.dtype)
-        self.n_own = 0 if self._kernels is None else self._kernels.most_rows(weight)
-        self._n_unpacked = _n_unpacked(weight)
+        self.n_own = 0 if self._kernels is None else self._kernels.most_rows(weight.shape)
+        self._n_unpacked = _n_unpacked(weight.shape, weight.device, weight.dtype)
         if self._n_unpacked < sys.maxsize:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
         self.weight: Any = None
@@ -93,16 +93,16 @@ class PackedLinear:
 
 
 def pack_in_place(module: nn.Module) -> None:
-    """Let the linear layers inside a module compute with packed weights, where that is faster.
+    """Let the linear layers inside a module compute as `PackedLinear`, where that is faster.
 
-    Parameters and their names stay as they are; changes of the weights are not seen any more.
+    Parameters and their names stay as they are; changes of the weights may not be seen any more.
     """
     for linear in module.modules():
         # Subclasses are adapters and the like, which add to what the layer computes.
         if (
             type(linear) is nn.Linear
             and "forward" not in vars(linear)
-            and packs(linear.weight.device, linear.weight.dtype)
+            and _gains(linear.weight.device, linear.weight.dtype)
         ):
             setattr(linear, "forward", _PackedForward(linear))  # noqa: B010
 
@@ -146,17 +146,21 @@ def packs(device: torch.device, dtype: torch.dtype) -> bool:
     return bool(torch.backends.mkldnn.is_available())
 
 
-def held_twice(weight: Tensor) -> bool:
-    """Whether a packed copy of a weight [out, in] is held beside it."""
-    return _n_unpacked(weight) < sys.maxsize
+def _gains(device: torch.device, dtype: torch.dtype) -> bool:
+    return packs(device, dtype) or kernels_for(device, dtype) is not None
 
 
-def _n_unpacked(weight: Tensor) -> int:
-    """Return up to how many rows a product reads a weight [out, in] as it is."""
-    if not packs(weight.device, weight.dtype):
+def held_twice(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a packed copy of a weight of a shape [out, in] is held beside it."""
+    return _n_unpacked(shape, device, dtype) < sys.maxsize
+
+
+def _n_unpacked(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> int:
+    """Return up to how many rows a product reads a weight of a shape [out, in] as it is."""
+    if not packs(device, dtype):
         return sys.maxsize
-    kernels = kernels_for(weight.device, weight.dtype)
-    return max(_N_UNPACKED[weight.dtype], 0 if kernels is None else kernels.most_rows(weight))
+    kernels = kernels_for(device, dtype)
+    return max(_N_UNPACKED[dtype], 0 if kernels is None else kernels.most_rows(shape))
 
 
 def _share_storage(weight: Tensor, linears: tuple[nn.Linear, ...]) -> None:

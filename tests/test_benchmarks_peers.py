@@ -4,10 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from peer_engines import OpenVino, llama_answer, vllm_servers
 from peer_figures import SPECULATIVE, domain_figures, overall_figures, pool, speed_cell
-from peer_passes import linears_s, pass_figures
+from peer_passes import pass_figures
 from peer_records import PeerRecords
 from peer_tables import tables
 
@@ -16,7 +15,6 @@ from autotune.bench.contest import Runs
 from autotune.bench.measuring import FLOOR
 from autotune.serving_engines.interface import Deployment
 from autotune.serving_engines.process import ServerError
-from engine.packed import packs
 from engine.pair import load_draft, load_target
 from engine.timing import TimedText
 from engine.trace import Trace
@@ -132,14 +130,3 @@ def test_passes_and_draft_steps_are_timed_beside_plain_rounds(tmp_path: Path) ->
         value, low, high = figures[name], figures[f"{name}_low"], figures[f"{name}_high"]
         assert value is not None and low is not None and high is not None
         assert 0 < low <= value <= high
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_linear_layers_are_timed_by_pass_where_one_token_takes_packed_ones(
-    tmp_path: Path, dtype: str
-) -> None:
-    target = load_target(str(save_target(tmp_path / "target")), dtype=dtype, device="cpu")
-    seconds = linears_s(target, Trace("a", [5, 6, 7], list(range(10, 40))))
-    one_is_packed = dtype == "bfloat16" and packs(torch.device("cpu"), torch.bfloat16)
-    assert len(seconds) == (29 if one_is_packed else 0)
-    assert all(s > 0 for s in seconds)

@@ -350,7 +350,9 @@ def test_a_model_too_large_for_one_gpu_is_told_where_to_go(
 
 
 def test_packed_weights_are_counted_twice(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.memory, "packs", lambda device, dtype: dtype == torch.float32)
+    monkeypatch.setattr(
+        engine.memory, "held_twice", lambda shape, device, dtype: dtype.itemsize == 4
+    )
     memory(7 * GIB)
     with pytest.raises(SpectuneError, match=r"12\.00 GiB"):
         check_weights_fit(outline(), "big", torch.float32, CPU)

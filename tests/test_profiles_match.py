@@ -27,6 +27,7 @@ OTHER_VALUE = {
     "device.name": "AMD EPYC 2",
     "device.count": 3,
     "device.threads": 1,
+    "device.kernels": "torch",
     "target.sha256": SHA_B,
     "target.dtype": "float32",
     "draft.kind": "model",

@@ -16,8 +16,8 @@ created: 2026-11-30T09:00:00Z
 spectune: 0.1.0
 target: {{id: toy/target, revision: main, sha256: {SHA_A}, dtype: bfloat16, parameters: 1000}}
 draft: {{kind: eagle3, id: toy/head, sha256: {SHA_B}, parameters: 100}}
-device: {{kind: cpu, name: AMD EPYC, count: 2, memory_gib: 23.5, threads: 2, torch: 2.13.0,
-  transformers: 5.24.0}}
+device: {{kind: cpu, name: AMD EPYC, count: 2, memory_gib: 23.5, threads: 2, kernels: own,
+  torch: 2.13.0, transformers: 5.24.0}}
 domain: {{name: code, sample_sha256: '{SHA_C}', n_tune: 32, n_holdout: 32,
   mean_prompt_tokens: 141.5, max_new_tokens: 128}}
 sampling: {{temperature: 0.7, top_k: 20, top_p: 0.9}}
