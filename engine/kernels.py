@@ -130,7 +130,7 @@ class Kernels:
         Args:
             weights: Of the layer.
             x: What goes into it, [n, size in].
-            rotary: Cosines and sines [n, 1, head_dim], the first half of the sines negated.
+            rotary: Cosines and sines, n x head_dim of each, the first half of the sines negated.
             keys: [1, n_kv_heads, length, head_dim], a view of the cache; the last n are written.
             values: As `keys`, with the same strides.
             mask: bool [n, length], who attends to whom; causal if None.
@@ -230,7 +230,11 @@ def _library() -> ctypes.CDLL | None:
     try:
         return _loaded(compiler)
     except (OSError, subprocess.SubprocessError) as error:
-        _log.warning("the CPU kernels cannot be compiled, so passes take longer: %s", error)
+        _log.warning(
+            "the CPU kernels cannot be compiled, so passes take longer (SPECTUNE_KERNELS=0 stops "
+            "the attempt): %s",
+            error,
+        )
         return None
 
 

@@ -162,7 +162,10 @@ class LeanForward:
         x = F.embedding(ids, self._embedding)
         rotary = self._rotary(positions, x.dtype)
         inputs: dict[int, Tensor] = {}
-        own = self._kernels if layout is None and n <= self._n_own else None
+        appends = layout is None and isinstance(cache, KVCache)
+        own = self._kernels if appends and n <= self._n_own else None
+        if own is not None and mask is not None:
+            mask = mask.contiguous()
         layout = layout or RowLayout(1, n)
         bias = None if own is not None else self._bias(mask, layout, cache.length, x)
         held = cache.extend(n, self._n_kv_heads, self._head_dim, x)

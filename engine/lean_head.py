@@ -29,6 +29,8 @@ class LeanHead:
             _scale(first.hidden_norm),
         )
         self._norm = _scale(head.norm)
+        self._dtype = head.fc.weight.dtype
+        self._angles = torch.empty(0), torch.empty(0)  # cosines and signed sines by position
 
     @classmethod
     def build(cls, head: Eagle3Head) -> "LeanHead | None":
@@ -71,8 +73,7 @@ class LeanHead:
         normed = kernels.normalised(hidden, self._hidden_norm)
         inputs = torch.cat((kernels.normalised(embeds, self._embed_norm), normed), dim=-1)
         x = normed if config.norm_before_residual else hidden.contiguous()
-        cos, sin = self._head.rotary(positions[None], hidden.dtype)
-        rotary = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        rotary = self._rotary(positions)
         n, start = len(tokens), cache.length
         if mask is None and config.sliding_window is not None:
             back = torch.arange(start, start + n)[:, None] - torch.arange(start + n)
@@ -84,6 +85,15 @@ class LeanHead:
             x = kernels.layer(weights, inputs, rotary, slots.keys, slots.values, mask, x)
             inputs = x
         return kernels.normalised(x, self._norm) if config.norm_output else x
+
+    def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and signed sines [n, head_dim]; computed once for every position."""
+        if (n := int(positions.max()) + 1) > len(self._angles[0]):
+            every = torch.arange(max(n, 2 * len(self._angles[0])))
+            cos, sin = (part[0, :, 0] for part in self._head.rotary(every[None], self._dtype))
+            self._angles = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        cosines, sines = self._angles
+        return cosines[positions], sines[positions]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Score the draft vocabulary: [n, H] -> [n, Vd]."""

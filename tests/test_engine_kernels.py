@@ -73,7 +73,7 @@ def test_large_gates_neither_overflow_nor_vanish(dtype: torch.dtype) -> None:
     x = torch.tensor([[200.0, -200.0]]).to(dtype)
     weight = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 0.0]]).to(dtype)
     y = kernels(dtype).linear(x, weight, gated=True)
-    assert y.tolist() == [[40000.0 if dtype == torch.float32 else 39936.0, 0.0]]
+    assert y[0].tolist() == pytest.approx([40000.0, 0.0], rel=0.01, abs=1e-30)
 
 
 @pytest.fixture(params=DTYPES)
