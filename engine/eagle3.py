@@ -311,9 +311,14 @@ def attend(
     n, n_keys = queries.shape[2], keys.shape[2]
     plain = (window is None or n_keys <= window) and n in (1, n_keys)
     if mask is None and not plain:
-        back = torch.arange(n_keys - n, n_keys, device=keys.device)[:, None]
-        back = back - torch.arange(n_keys, device=keys.device)
-        mask = (back >= 0) if window is None else (back >= 0) & (back < window)
+        mask = causal_mask(n, n_keys, window, keys.device)
     return F.scaled_dot_product_attention(
         queries, keys, values, mask, is_causal=mask is None and n > 1, enable_gqa=True
     )
+
+
+def causal_mask(n: int, n_keys: int, window: int | None, device: torch.device) -> Tensor:
+    """Return who of the last n of n_keys tokens attends to whom: bool [n, n_keys]."""
+    back = torch.arange(n_keys - n, n_keys, device=device)[:, None]
+    back = back - torch.arange(n_keys, device=device)
+    return (back >= 0) if window is None else (back >= 0) & (back < window)

@@ -483,11 +483,16 @@ struct Attention {
     // The keys a query may see, rounded up to the two tiles that are scored at once.
     size_t padded_keys() const { return size_t(start + n + UNIT - 1) / UNIT * UNIT; }
 
-    // One of the queries of a group, counted token by token.
+    // Token and head of one of the queries of a group, counted token by token.
+    int token_of(int index) const { return index / (n_heads / n_groups); }
+
+    int head_of(int group, int index) const {
+        const int n_shared = n_heads / n_groups;
+        return group * n_shared + index % n_shared;
+    }
+
     const T* query(int group, int index) const {
-        const int n_shared = n_heads / n_groups, token = index / n_shared;
-        const int head = group * n_shared + index % n_shared;
-        return states + (size_t(token) * n_states() + head) * dim;
+        return states + (size_t(token_of(index)) * n_states() + head_of(group, index)) * dim;
     }
 
     // scores[q][k] = scale * queries[q] . keys[k] for N queries and 16 keys, given by dimension.
@@ -559,6 +564,7 @@ struct Attention {
             Floats loaded[C];
             for (int c = 0; c < C; c++) loaded[c] = load(value + c * LANES);
             for (int q = 0; q < N; q++) {
+                // Subtracting zero changes no number, so that only a broadcast is left of it.
                 const Floats weight = weights[q * width + key] - Floats{};
                 totals[q] += weight;
                 for (int c = 0; c < C; c++) mixed[q][c] += weight * loaded[c];
@@ -570,18 +576,15 @@ struct Attention {
 
     // Attend with the queries `first` to `first + count` of a group; token by token, its heads.
     void attend(int group, int first, int count) const {
-        const int n_shared = n_heads / n_groups;
         const size_t padded = padded_keys();
         float* scores = scratch<float, 5>(count * padded);
-        int tokens[QUERIES];
+        if (!score_tiles(group, first, count, scores)) score_vectors(group, first, count, scores);
         T* to[QUERIES];
         for (int q = 0; q < count; q++) {
-            const int token = tokens[q] = (first + q) / n_shared;
-            const int head = group * n_shared + (first + q) % n_shared;
-            to[q] = out + (size_t(token) * n_heads + head) * dim;
+            const int token = token_of(first + q);
+            weigh(token, scores + q * padded, padded);
+            to[q] = out + (size_t(token) * n_heads + head_of(group, first + q)) * dim;
         }
-        if (!score_tiles(group, first, count, scores)) score_vectors(group, first, count, scores);
-        for (int q = 0; q < count; q++) weigh(tokens[q], scores + q * padded, padded);
         in_blocks<TOKENS>(count, [&](int q, auto n_now) {
             in_blocks<4>(dim / LANES, [&](int part, auto n_parts) {
                 mix<n_now, n_parts>(values + group * stride + part * LANES, scores + q * padded,

@@ -26,7 +26,10 @@ _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 _MOST_OWN_TOKENS = 64
-"""For more tokens than these torch attends faster than the kernels of our own."""
+"""Passes over up to so many tokens, and so their trees, run in the kernels of our own.
+
+For more of them torch attends faster, and with a rounding of its own.
+"""
 
 
 class _Layer:
@@ -77,10 +80,9 @@ class _Layer:
 class LeanForward:
     """The forward pass of one model; made by `build`.
 
-    On a CPU in bfloat16 and float32 the weights of the linear layers are held twice: as
-    transformers has them, and packed. Elsewhere they are held once, and transformers' modules
-    look into the fused ones. Either way the model itself still runs. Weights changed after
-    `build` may not be seen.
+    Transformers' modules look into the fused weights, so that these are held once; only where
+    oneDNN reads them, on some CPUs, there is a packed copy beside them, see `PackedLinear`.
+    Either way the model itself still runs. Weights changed after `build` may not be seen.
     """
 
     def __init__(self, model: Any) -> None:

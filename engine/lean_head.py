@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .cache import KVCache
-from .eagle3 import Eagle3Head, Eagle3Layer
+from .eagle3 import Eagle3Head, Eagle3Layer, causal_mask
 from .kernels import HEAD_DIM_STEP, Kernels, LayerWeights, kernels_for
 
 
@@ -24,10 +24,8 @@ class LeanHead:
         self._layers = [_weights(layer) for layer in head.layers if isinstance(layer, Eagle3Layer)]
         first = head.layers[0]
         assert isinstance(first, Eagle3Layer)  # noqa: S101
-        self._embed_norm, self._hidden_norm = (
-            _scale(first.input_layernorm),
-            _scale(first.hidden_norm),
-        )
+        self._embed_norm = _scale(first.input_layernorm)
+        self._hidden_norm = _scale(first.hidden_norm)
         self._norm = _scale(head.norm)
         self._dtype = head.fc.weight.dtype
         self._angles = torch.empty(0), torch.empty(0)  # cosines and signed sines by position
@@ -76,8 +74,7 @@ class LeanHead:
         rotary = self._rotary(positions)
         n, start = len(tokens), cache.length
         if mask is None and config.sliding_window is not None:
-            back = torch.arange(start, start + n)[:, None] - torch.arange(start + n)
-            mask = (back >= 0) & (back < config.sliding_window)
+            mask = causal_mask(n, start + n, config.sliding_window, hidden.device)
         if mask is not None:
             mask = mask.contiguous()
         held = cache.extend(n, config.n_kv_heads, config.head_dim, x)
