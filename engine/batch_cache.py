@@ -146,7 +146,7 @@ class BatchCache(Cache):
             rows, columns = rows[slots], columns[slots]
         self._places = (rows, columns)
         self.positions[rows, columns] = positions
-        return RowLayout(n_rows, n, slots)
+        return RowLayout(self._counts, self.lengths, slots)
 
     def extend(self, n: int, n_kv_heads: int, head_dim: int, like: Tensor) -> list[BatchStates]:
         """Return the states of all layers for the pass that has begun; see `KVCache.extend`."""

@@ -89,14 +89,24 @@ class RowLayout(NamedTuple):
     """How the tokens of a pass, one after another over all rows, form rows of equal length.
 
     Attributes:
-        n_rows: Rows.
-        n: Most new tokens of a row.
+        counts: New tokens of every row.
+        starts: Tokens that every row holds before them.
         slots: int64, the place of every token in [n_rows * n]; None where all rows are full.
     """
 
-    n_rows: int
-    n: int
+    counts: Sequence[int]
+    starts: Sequence[int]
     slots: Tensor | None = None
+
+    @property
+    def n_rows(self) -> int:
+        """Rows."""
+        return len(self.counts)
+
+    @property
+    def n(self) -> int:
+        """Most new tokens of a row."""
+        return max(self.counts)
 
 
 class LayerStates(NamedTuple):

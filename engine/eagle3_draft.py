@@ -129,6 +129,9 @@ class Eagle3Draft(BeamDraft):
         if self.window is not None:
             keys = cache.positions[: layout.n_rows, : cache.end]
             visible &= places[:, :, None] - keys[:, None] < self.window
+        if self._lean is not None:
+            hidden = self._lean(tokens, hidden, positions, cache, visible, layout)
+            return self._lean.logits(hidden), hidden
         out: Tensor = self.head(
             padded(tokens, layout), padded(hidden, layout), places, cache, visible[:, None]
         )

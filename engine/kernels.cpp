@@ -1,4 +1,4 @@
-// Linear layers and attention over few tokens, for the CPU this was compiled on.
+// Linear layers and attention over few tokens of a text, for the CPU this was compiled on.
 //
 // At a few tokens a pass the time goes into reading the weights once, and into what a call costs
 // before it reads any. So weights are read in the order in which they lie, by all threads, and what
@@ -430,7 +430,8 @@ struct Attention {
     T* keys;               // [n_groups, stride / dim, dim], of which start + n are used
     T* values;             // likewise
     int64_t stride;        // between the groups of keys and of values
-    const uint8_t* mask;   // [n, start + n], who attends to whom; null for causal
+    const uint8_t* mask;   // [n, mask_width], who attends to whom; null for causal
+    int64_t mask_width;    // start + n or more
     T* out;                // [n, n_heads, dim]
     int n, start, n_heads, n_groups, dim;
 
@@ -533,7 +534,7 @@ struct Attention {
     // Turn the scores of a token's query into weights that are yet to be divided by their sum.
     void weigh(int token, float* scores, int padded) const {
         const int total = start + n;
-        const uint8_t* row = mask ? mask + size_t(token) * total : nullptr;
+        const uint8_t* row = mask ? mask + token * mask_width : nullptr;
         const Floats hidden = Floats{} - std::numeric_limits<float>::infinity();
         Integers place = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         Floats most = hidden;
@@ -631,6 +632,14 @@ bool Attention<Bf16>::score_tiles(int group, int first, int count, float* scores
 
 }  // namespace
 
+// The texts of a pass. Their new tokens lie one after another; each has keys of its own.
+struct Texts {
+    const int *counts, *starts;  // of each, its new tokens and the keys before them
+    const uint8_t* mask;         // [n, mask_rows, mask_width], who attends to whom; null for causal
+    int64_t mask_rows, mask_width;
+    int n;
+};
+
 // The weights of a layer; their shapes are those of `Linear` and `Attention`.
 struct LayerWeights {
     const void *norm, *qkv, *qkv_bias, *head_norm, *out, *mlp_norm, *gate_up, *down;
@@ -640,10 +649,11 @@ struct LayerWeights {
 
 namespace {
 
+// keys and values: [texts, n_groups, .., dim]; the strides are those between texts and groups.
 template <class T>
-void layer(const LayerWeights& weights, const T* x, const T* residual, const T* cos, const T* sin,
-           T* keys, T* values, int64_t stride, const uint8_t* mask, T* y, int n, int start,
-           int n_threads) {
+void layer(const LayerWeights& weights, const Texts& texts, const T* x, const T* residual,
+           const T* cos, const T* sin, T* keys, T* values, int64_t text_stride, int64_t stride,
+           T* y, int n, int n_threads) {
     const auto& [norm, qkv, qkv_bias, head_norm, out, mlp_norm, gate_up, down, eps, head_eps,
                  mlp_eps, size_in, n_heads, n_groups, dim, inner, size] = weights;
     const int n_states = n_heads + 2 * n_groups;
@@ -655,8 +665,27 @@ void layer(const LayerWeights& weights, const T* x, const T* residual, const T* 
     const T* none = nullptr;
     const Linear<T> project{x,    at(norm), eps,  at(qkv), at(qkv_bias), none, states,
                             n,    size_in,  n_states * dim, false};
-    const Attention<T> attention{states, cos,    sin,  at(head_norm), head_eps, keys,     values,
-                                 stride, mask,   attended, n, start, n_heads, n_groups, dim};
+    const auto attention = [&](int text, int first) {
+        const uint8_t* mask = texts.mask;
+        if (mask) mask += text * texts.mask_rows * texts.mask_width;
+        const size_t begin = size_t(first) * dim;
+        return Attention<T>{states + begin * n_states,
+                            cos + begin,
+                            sin + begin,
+                            at(head_norm),
+                            head_eps,
+                            keys + text * text_stride,
+                            values + text * text_stride,
+                            stride,
+                            mask,
+                            texts.mask_width,
+                            attended + begin * n_heads,
+                            texts.counts[text],
+                            texts.starts[text],
+                            n_heads,
+                            n_groups,
+                            dim};
+    };
     const Linear<T> leave{attended, none, 0, at(out), none, residual, between, n, n_heads * dim, size,
                           false};
     const Linear<T> gate{between, at(mlp_norm), mlp_eps, at(gate_up), none, none, passed, n, size,
@@ -665,11 +694,16 @@ void layer(const LayerWeights& weights, const T* x, const T* residual, const T* 
 #pragma omp parallel num_threads(n_threads)
     {
         const int index = omp_get_thread_num(), n_here = omp_get_num_threads();
+        // Shares of a text with few tokens are uneven: threads take turns at the smallest.
+        const auto of_each_text = [&](auto work) {
+            for (int text = 0, first = 0; text < texts.n; first += texts.counts[text++])
+                work(attention(text, first), (index + text) % n_here);
+        };
         project.run(index, n_here);
 #pragma omp barrier
-        attention.enter(index, n_here);
+        of_each_text([&](const auto& text, int share) { text.enter(share, n_here); });
 #pragma omp barrier
-        attention.run(index, n_here);
+        of_each_text([&](const auto& text, int share) { text.run(share, n_here); });
 #pragma omp barrier
         leave.run(index, n_here);
 #pragma omp barrier
@@ -687,10 +721,11 @@ void layer(const LayerWeights& weights, const T* x, const T* residual, const T* 
                        int n_threads) {                                                             \
         linear(x, norm, eps, weight, bias, residual, y, n, size, n_rows, gated, n_threads);         \
     }                                                                                               \
-    void layer_##name(const LayerWeights* weights, const T* x, const T* residual, const T* cos,      \
-                      const T* sin, T* keys, T* values, int64_t stride, const uint8_t* mask, T* y,  \
-                      int n, int start, int n_threads) {                                            \
-        layer(*weights, x, residual, cos, sin, keys, values, stride, mask, y, n, start, n_threads); \
+    void layer_##name(const LayerWeights* weights, const Texts* texts, const T* x,                  \
+                      const T* residual, const T* cos, const T* sin, T* keys, T* values,            \
+                      int64_t text_stride, int64_t stride, T* y, int n, int n_threads) {            \
+        layer(*weights, *texts, x, residual, cos, sin, keys, values, text_stride, stride, y, n,     \
+              n_threads);                                                                           \
     }                                                                                               \
     void normalise_##name(const T* x, const T* weight, float eps, T* y, int n, int size) {          \
         for (size_t i = 0; i < size_t(n) * size; i += size)                                         \

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .cache import RowLayout
 from .demo import cache_folder
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
@@ -39,7 +40,7 @@ HEAD_DIM_STEP = 16
 """Heads attend only where their size is a multiple of this."""
 
 _LINEAR = (*[ctypes.c_void_p] * 2, ctypes.c_float, *[ctypes.c_void_p] * 4, *[ctypes.c_int] * 5)
-_LAYER = (*[ctypes.c_void_p] * 7, ctypes.c_int64, *[ctypes.c_void_p] * 2, *[ctypes.c_int] * 3)
+_LAYER = (*[ctypes.c_void_p] * 8, *[ctypes.c_int64] * 2, ctypes.c_void_p, *[ctypes.c_int] * 2)
 _NORM = (*[ctypes.c_void_p] * 2, ctypes.c_float, ctypes.c_void_p, *[ctypes.c_int] * 2)
 
 _log = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ class Kernels:
         rotary: tuple[Tensor, Tensor],
         keys: Tensor,
         values: Tensor,
-        mask: Tensor | None,
+        texts: "Texts",
         residual: Tensor | None = None,
     ) -> Tensor:
         """Run a decoder layer over n new tokens and write their keys and values: [n, size].
@@ -131,30 +132,60 @@ class Kernels:
             weights: Of the layer.
             x: What goes into it, [n, size in].
             rotary: Cosines and sines, n x head_dim of each, the first half of the sines negated.
-            keys: [1, n_kv_heads, length, head_dim], a view of the cache; the last n are written.
+            keys: [n_texts, n_kv_heads, length, head_dim], a view of the cache with a row for each
+                text, long enough for its new tokens.
             values: As `keys`, with the same strides.
-            mask: bool [n, length], who attends to whom; causal if None.
+            texts: How the tokens belong to texts.
             residual: What the attention's output is added to, [n, size]; x if None.
         """
-        n = x.shape[0]
         residual = x if residual is None else residual
         y = torch.empty_like(residual)
         self._layer(
             weights.address,
+            texts.address,
             x.data_ptr(),
             residual.data_ptr(),
             rotary[0].data_ptr(),
             rotary[1].data_ptr(),
             keys.data_ptr(),
             values.data_ptr(),
+            keys.stride(0),
             keys.stride(1),
-            None if mask is None else mask.data_ptr(),
             y.data_ptr(),
-            n,
-            keys.shape[2] - n,
+            x.shape[0],
             torch.get_num_threads(),
         )
         return y
+
+
+class Texts:
+    """The texts of a pass, whose new tokens lie one after another, as `Kernels.layer` takes them.
+
+    Args:
+        layout: New tokens of every text and what its row of the cache holds before them.
+        mask: bool [n_texts, n, length], who attends to whom, or [n, length] for a single text; n
+            and length are those of the longest row or more. Causal if None.
+    """
+
+    def __init__(self, layout: RowLayout, mask: Tensor | None) -> None:
+        mask = None if mask is None else mask.contiguous()
+        numbers = ctypes.c_int * layout.n_rows
+        pointer, shape = (None, (0, 0)) if mask is None else (mask.data_ptr(), mask.shape[-2:])
+        counts, starts = numbers(*layout.counts), numbers(*layout.starts)
+        self._held = (mask, counts, starts)
+        addresses = (ctypes.addressof(counts), ctypes.addressof(starts))
+        self._fields = _TextsFields(*addresses, pointer, *shape, layout.n_rows)
+        self.address = ctypes.addressof(self._fields)
+
+
+class _TextsFields(ctypes.Structure):
+    """`Texts` of `kernels.cpp`."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("counts", "starts", "mask")),
+        *((name, ctypes.c_int64) for name in ("mask_rows", "mask_width")),
+        ("n", ctypes.c_int),
+    )
 
 
 class LayerWeights:

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .batch_cache import BatchCache
 from .cache import Extendable, KVCache, RowLayout, Slots
-from .kernels import HEAD_DIM_STEP, LayerWeights, kernels_for
+from .kernels import HEAD_DIM_STEP, LayerWeights, Texts, kernels_for
 from .norms import RMSNorm, unit_rms
 from .packed import PackedLinear
 
@@ -26,7 +27,7 @@ _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 _MOST_OWN_TOKENS = 64
-"""Passes over up to so many tokens, and so their trees, run in the kernels of our own.
+"""Passes over up to so many tokens of a text, and so its trees, run in the kernels of our own.
 
 For more of them torch attends faster, and with a rounding of its own.
 """
@@ -53,8 +54,7 @@ class _Layer:
             ]
             self.head_norm = torch.cat(weights), attention.q_norm.variance_epsilon
         # Up to how many tokens the kernels of our own compute the layer, and its weights for them.
-        parts = (self.qkv, self.out, self.gate_up, self.down)
-        self.n_own = min(_MOST_OWN_TOKENS, *(part.n_own for part in parts))
+        self.n_own = min(part.n_own for part in (self.qkv, self.out, self.gate_up, self.down))
         if attention.head_dim % HEAD_DIM_STEP != 0:
             self.n_own = 0
         self.own = self._own_weights(attention) if self.n_own > 0 else None
@@ -164,18 +164,18 @@ class LeanForward:
         x = F.embedding(ids, self._embedding)
         rotary = self._rotary(positions, x.dtype)
         inputs: dict[int, Tensor] = {}
-        appends = layout is None and isinstance(cache, KVCache)
-        own = self._kernels if appends and n <= self._n_own else None
-        if own is not None and mask is not None:
-            mask = mask.contiguous()
-        layout = layout or RowLayout(1, n)
+        layout = layout or RowLayout([n], [cache.length])
+        appends = isinstance(cache, KVCache | BatchCache)
+        few = n <= self._n_own and layout.n <= _MOST_OWN_TOKENS
+        own = self._kernels if appends and few else None
+        texts = None if own is None else Texts(layout, mask)
         bias = None if own is not None else self._bias(mask, layout, cache.length, x)
         held = cache.extend(n, self._n_kv_heads, self._head_dim, x)
         for index, (layer, slots) in enumerate(zip(self._layers, held, strict=True)):
             if index in feature_layers:
                 inputs[index] = x
-            if own is not None and layer.own is not None:
-                x = own.layer(layer.own, x, rotary, slots.keys, slots.values, mask)
+            if own is not None and texts is not None and layer.own is not None:
+                x = own.layer(layer.own, x, rotary, slots.keys, slots.values, texts)
                 continue
             queries = self._project(layer, x, rotary, slots)
             x = layer.out.add_to(x, self._attend(queries, slots, bias, layout))
@@ -200,7 +200,7 @@ class LeanForward:
         None where every score counts (one token) or torch's own causal order is right (nothing
         cached), which spares a long prompt the square matrix.
         """
-        n_rows, n, _ = layout
+        n_rows, n = layout.n_rows, layout.n
         if mask is None:
             if n == 1 or start == 0:
                 return None
@@ -235,7 +235,7 @@ class LeanForward:
     ) -> Tensor:
         """Attend with queries [n, n_heads, head_dim]; return [n, n_heads * head_dim]."""
         keys, values, n_groups = held.keys, held.values, self._n_kv_heads
-        n_rows, n, slots = layout
+        n_rows, n, slots = layout.n_rows, layout.n, layout.slots
         if bias is None and n > 1:
             attended: Tensor = F.scaled_dot_product_attention(
                 queries.transpose(0, 1)[None], keys, values, is_causal=True, enable_gqa=True

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cache import KVCache
+from .cache import Extendable, RowLayout
 from .eagle3 import Eagle3Head, Eagle3Layer, causal_mask
-from .kernels import HEAD_DIM_STEP, Kernels, LayerWeights, kernels_for
+from .kernels import HEAD_DIM_STEP, Kernels, LayerWeights, Texts, kernels_for
 
 
 class LeanHead:
@@ -51,17 +51,20 @@ class LeanHead:
         tokens: Tensor,
         hidden: Tensor,
         positions: Tensor,
-        cache: KVCache,
+        cache: Extendable,
         mask: Tensor | None,
+        layout: RowLayout | None = None,
     ) -> Tensor:
-        """Run the head over n new positions, whose keys and values the cache receives.
+        """Run the head over n new positions of a text or several; the cache gets keys and values.
 
         Args:
             tokens: Target ids [n], one position ahead of `hidden`.
             hidden: Fused features or fed-back states [n, H].
             positions: Rotary positions [n].
             cache: What precedes them.
-            mask: bool [n, n_cached + n], True = may attend; None is causal, within the window.
+            mask: bool [n, n_cached + n], or [rows, most new positions of one, cached + them]; True
+                = may attend. None is causal, within the window, for a single text.
+            layout: How the positions form rows; all are one row if None.
 
         Returns:
             The states [n, H] from which `Eagle3Head.logits` predicts and which are fed back.
@@ -75,11 +78,10 @@ class LeanHead:
         n, start = len(tokens), cache.length
         if mask is None and config.sliding_window is not None:
             mask = causal_mask(n, start + n, config.sliding_window, hidden.device)
-        if mask is not None:
-            mask = mask.contiguous()
+        texts = Texts(layout or RowLayout([n], [start]), mask)
         held = cache.extend(n, config.n_kv_heads, config.head_dim, x)
         for weights, slots in zip(self._layers, held, strict=True):
-            x = kernels.layer(weights, inputs, rotary, slots.keys, slots.values, mask, x)
+            x = kernels.layer(weights, inputs, rotary, slots.keys, slots.values, texts, x)
             inputs = x
         return kernels.normalised(x, self._norm) if config.norm_output else x
 

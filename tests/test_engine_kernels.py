@@ -12,7 +12,9 @@ from torch import Tensor
 
 import engine.kernels
 import engine.lean
+from engine.batch_cache import BatchCache, visible_rows
 from engine.cache import KVCache
+from engine.eagle3_draft import Eagle3Draft
 from engine.kernels import Kernels, LayerWeights, kernels_for
 from engine.lean import LeanForward
 from engine.lean_head import LeanHead
@@ -134,6 +136,85 @@ def test_a_tree_pass_is_plain_decoding_to_the_bit(both: tuple[LeanForward, LeanF
         cache.truncate(19)
         plain = torch.cat([run(own, nodes[i][None], cache) for i in path])
         assert torch.equal(plain[-1], tree[node])
+
+
+CHAIN = torch.ones(3, 3).tril().bool()
+FORK = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]).bool()
+ROUNDS = ([CHAIN, CHAIN[:1, :1], FORK], [CHAIN[:1, :1]] * 3, [FORK, FORK, CHAIN])
+LENGTHS = (19, 5, 34)
+
+
+@torch.inference_mode()
+def test_texts_of_a_batch_get_what_they_get_alone(both: tuple[LeanForward, LeanForward]) -> None:
+    """To the bit, whatever their lengths, their trees and who is beside them."""
+    caches = [KVCache(4, 64) for _ in LENGTHS]
+    own, _ = both
+    batches = BatchCache(4, 3, CPU), BatchCache(4, 3, CPU)
+    for length, cache in zip(LENGTHS, caches, strict=True):
+        run(own, torch.arange(length) + 1, cache)
+        for batch in batches:
+            batch.join(cache)
+    for masks in ROUNDS:
+        ids = torch.arange(sum(map(len, masks))) + 7
+        counts = [len(mask) for mask in masks]
+        starts = [cache.length for cache in caches]
+        depths = [mask.sum(dim=1) - 1 for mask in masks]
+        positions = torch.cat([a + b for a, b in zip(starts, depths, strict=True)])
+        got, torchs = (
+            lean(
+                ids,
+                positions,
+                batch,
+                visible_rows(starts, masks, max(starts) + max(counts)),
+                last_only=False,
+                feature_layers=(),
+                layout=batch.begin(counts, positions),
+            )[0]
+            for lean, batch in zip(both, batches, strict=True)
+        )
+        alone = [
+            run(own, nodes, cache, torch.cat((torch.ones(len(mask), start).bool(), mask), dim=1))
+            for nodes, cache, mask, start in zip(
+                ids.split(counts), caches, masks, starts, strict=True
+            )
+        ]
+        assert torch.equal(torch.cat(alone), got)
+        assert (got.double() - torchs.double()).norm() < 0.03 * torchs.double().norm()
+        paths = [[0, 2] if mask is FORK else [0] for mask in masks]
+        for batch in batches:
+            batch.keep_paths(paths)
+        for cache, start, path in zip(caches, starts, paths, strict=True):
+            cache.keep_path(start, path)
+
+
+@compiled
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 6])
+def test_a_head_gives_texts_of_a_batch_what_it_gives_them_alone(
+    window: int | None, dtype: torch.dtype
+) -> None:
+    """States and logits, to the bit."""
+    draft = Eagle3Draft(tiny_head(tiny_model(dtype=dtype), sliding_window=window))
+    config = draft.head.config
+    batch = BatchCache(config.n_layers, len(LENGTHS), CPU)
+    hidden = torch.randn(64, config.hidden_size).to(dtype)
+    caches = [draft.new_cache(64) for _ in LENGTHS]
+    features = torch.randn(64, config.n_features * config.target_hidden_size).to(dtype)
+    with torch.inference_mode():
+        for length, cache in zip(LENGTHS, caches, strict=True):
+            draft.extend(list(range(length)), features[:length], cache, last_only=True)
+            batch.join(cache)
+        counts = [len(mask) for mask in ROUNDS[0]]
+        ids = torch.arange(sum(counts)) + 7
+        positions = [n + mask.sum(1) - 1 for n, mask in zip(LENGTHS, ROUNDS[0], strict=True)]
+        got = draft.pass_rows(ids, hidden[: len(ids)], torch.cat(positions), ROUNDS[0], batch)
+        nodes = zip(ids.split(counts), hidden[: len(ids)].split(counts), positions, strict=True)
+        alone = [
+            draft.expand(*of_text, cache, mask)
+            for of_text, cache, mask in zip(nodes, caches, ROUNDS[0], strict=True)
+        ]
+    for part, single in zip(got, zip(*alone, strict=True), strict=True):
+        assert torch.equal(torch.cat(single), part)
 
 
 @compiled
